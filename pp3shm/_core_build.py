@@ -1,0 +1,42 @@
+"""Builds ``pp3shm._core``, the C11 core, by cffi in API mode.
+
+Each part is three files of one stem: ``.h`` (the text), ``.c`` (what is not
+inline) and ``.cdef`` (what Python sees). No flag ties the result to the CPU it is
+built on: code paths are chosen at run time.
+"""
+
+from pathlib import Path
+
+from cffi import FFI
+
+ROOT = Path(__file__).resolve().parent
+# Order matters: a part may use the types of those before it.
+PARTS = (
+)
+
+CFLAGS = [
+    "-std=c11",
+    "-O3",
+    "-fno-strict-aliasing",  # frames and pages are bytes read as words
+    "-ffp-contract=off",  # products must round as the specification says
+    "-Wall",
+    "-Wextra",
+    "-pthread",
+]
+
+ffi = FFI()
+for _part in PARTS:
+    ffi.cdef((ROOT / f"{_part}.cdef").read_text(encoding="ascii"))
+ffi.set_source(
+    "pp3shm._core",
+    "\n".join(f'#include "{_part}.h"' for _part in PARTS),
+    sources=[f"pp3shm/{_part}.c" for _part in PARTS],
+    include_dirs=["pp3shm"],
+    depends=[f"pp3shm/{_part}{end}" for _part in PARTS for end in (".h", ".cdef")],
+    define_macros=[("_GNU_SOURCE", None)],
+    extra_compile_args=CFLAGS,
+    extra_link_args=["-pthread"],
+)
+
+if __name__ == "__main__":
+    ffi.compile(verbose=True)
