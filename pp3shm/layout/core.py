@@ -40,7 +40,7 @@ _COUNTED = {
 
 
 def fault_place(fault: Any) -> str:
-    """The place a ``struct pp3_fault`` names, e.g. ``ids[2, 0, 7]``: rows, not slots."""
+    """The place a ``struct pp3_fault`` names: ``ids[2, 0, 7]``, by row, not slot."""
     reason = REASONS[fault.reason - 1]
     parts = [part for part in (fault.row, fault.depth, fault.index) if part >= 0]
     if not parts:

@@ -76,7 +76,7 @@ static void table_block(struct pp3_crc_run *run, const uint8_t *block)
  *   early 64 * x^(d + 32) + late 64 * x^(d - 32)   (mod the polynomial),
  * each power reflected in 32 bits and moved left by the one bit that a reflected
  * product lacks. d = 512: four lanes of 128 go ahead together. d = 128 joins them.
- * tests/test_layout_crc.py derives these four numbers from POLYNOMIAL. */
+ * X480 is such a form of x^480; tests/test_layout_crc.py derives all four. */
 #define X544 0x154442bd4LL
 #define X480 0x1c6e41596LL
 #define X160 0x1751997d0LL
