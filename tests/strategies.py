@@ -112,6 +112,19 @@ def steps(draw, profile):
     return Step(draw(u64()), rows)
 
 
+def step_of(profile, n=1, **changes):
+    """A STEP of slots 0 to n - 1, its rows changed as told."""
+    row = {
+        "generation": 1,
+        "position": 2,
+        "digest": 3,
+        "committed": (1, 2),
+        "context": bytes(profile.context_bytes),
+    } | changes
+    rows = tuple(StepRow(**({"slot": slot} | row)) for slot in range(n))
+    return Step(9, rows)
+
+
 def counts(rng, width=SUPPORT):
     """``width`` counts that add up to MASS; some of them 0, some of them large."""
     weights = rng.gamma(rng.choice([0.05, 0.3, 2.0]), size=width) + 1e-12

@@ -1,10 +1,6 @@
 """The ten checks: reference and C core against each other, on faults of every kind."""
 
-import ctypes
-import mmap
-import os
 import random
-import sys
 import threading
 from collections import Counter
 
@@ -13,11 +9,12 @@ import pytest
 import strategies as given_
 from hypothesis import given
 from hypothesis import strategies as st
+from judges import SEQUENCE, SESSION, agree, by_core, exchange
 
 from pp3shm._core import ffi, lib
 from pp3shm.errors import FrameError, ReplyError
-from pp3shm.layout.core import Core, c_layout, fault_place
-from pp3shm.layout.frames import MASS, Status, Step, StepRow, encode_step
+from pp3shm.layout.core import Core, c_layout
+from pp3shm.layout.frames import Step, StepRow, encode_step
 from pp3shm.layout.reply import ReplyLayout
 from pp3shm.layout.validate import (
     CHECKS,
@@ -27,79 +24,6 @@ from pp3shm.layout.validate import (
     check_reply,
     scatter_reply,
 )
-
-SESSION, SEQUENCE = given_.SESSION, 7
-
-
-class Guarded:
-    """Memory that ends where the next byte may not be touched."""
-
-    def __init__(self, size=2**16):
-        self.size = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
-        self._map = mmap.mmap(-1, self.size + mmap.PAGESIZE)
-        self._start = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
-        libc = ctypes.CDLL(None, use_errno=True)
-        end = ctypes.c_void_p(self._start + self.size)
-        assert libc.mprotect(end, mmap.PAGESIZE, 0) == 0
-
-    def last(self, size):
-        """A C pointer to the last ``size`` bytes before the guard."""
-        return ffi.cast("uint8_t *", self._start + self.size - size)
-
-
-FRAME_ROOM, PAGE_ROOM = Guarded(), Guarded()
-
-
-def by_reference(profile, step, frame, sequence=SEQUENCE):
-    """(reason, place, page) of the readable reference."""
-    try:
-        check_reply(profile, step, frame, SESSION, sequence)
-    except ReplyError as error:
-        return error.reason, error.place, None
-    return "accepted", "", scatter_reply(profile, step, frame)
-
-
-def by_core(profile, step, frame, sequence=SEQUENCE):
-    """The same of C; nothing may be touched after the frame or after the page."""
-    room = FRAME_ROOM.last(len(frame))
-    ffi.memmove(room, frame, len(frame))
-    page = PAGE_ROOM.last(profile.layout_bytes)
-    fault = ffi.new("struct pp3_fault *")
-    layout = c_layout(profile)
-    asked = ffi.NULL if step is None else step
-    reason = lib.pp3_accept(
-        layout, asked, room, len(frame), SESSION, sequence, page, fault
-    )
-    assert reason == fault.reason
-    if reason:
-        return REASONS[reason - 1], fault_place(fault), None
-    return "accepted", "", bytes(ffi.buffer(page, profile.layout_bytes))
-
-
-def indices(place):
-    """``[2, 0, 7]`` of a place in an array; the rest is not C's to name."""
-    return place[place.index("[") :] if "[" in place else ""
-
-
-def agree(profile, step, frame, sequence=SEQUENCE):
-    """Asserts that both judge alike, and gives the reason."""
-    wanted = by_reference(profile, step, frame, sequence)
-    found = by_core(profile, step, frame, sequence)
-    assert (wanted[0], indices(wanted[1])) == (found[0], indices(found[1]))
-    assert wanted[2] == found[2]
-    return wanted[0]
-
-
-def exchange(seed=0, *, sampled=True, slots=4, depth=5, vocab=129280, failed=0.0):
-    """A profile, a STEP of every slot, and an acceptable REPLY."""
-    profile = given_.make_profile(slots, depth, vocab, sampled=sampled)
-    rows = tuple(
-        StepRow(slot, 3 + slot, 40, 9, (1, 2), 5, sampled and slot != 1)
-        for slot in reversed(range(slots))
-    )
-    step = Step(91, rows)
-    reply = given_.make_reply(profile, step, seed, failed)
-    return profile, encode_step(profile, step), given_.reply_frame(profile, reply)
 
 
 @given_.examples(150)
@@ -238,63 +162,6 @@ def test_checks_stand_in_the_order_of_the_page():
     assert set(statuses[5].split()) == INCIDENTS
 
 
-def with_q(row_q, token=None, ids=None):
-    """A frame of one row and depth 4 whose first draft has this q."""
-    profile, step, good = exchange(slots=1, depth=4)
-    frame = bytearray(good)
-    _, views = given_.reply_views(profile, frame)
-    if ids is not None:
-        views["ids"][0, 0] = ids
-    views["q"][0, 0] = row_q
-    views["tokens"][0, 0] = views["ids"][0, 0, 0] if token is None else token
-    return profile, step, bytes(given_.remake_crc(frame))
-
-
-def test_every_class_of_float_is_judged_alike_as_a_q():
-    """All exponents and signs, with mantissas of one bit, all bits and none."""
-    for high in range(2**9):
-        for low in (0, 1, 2, 0x400000, 0x3FFFFF, 0x7FFFFF, 0x100, 0x7FFF00):
-            q = np.zeros(32, np.uint32)
-            q[0] = (high << 23) | low
-            agree(*with_q(q.view(np.float32)))
-
-
-@pytest.mark.parametrize(
-    ("entry", "reason"),
-    [
-        (1.0, "accepted"), (np.nextafter(np.float32(1), np.float32(0)), "mass"),
-        (np.nextafter(np.float32(1), np.float32(2)), "mass"), (2.0, "mass"),
-        (2.0**40, "mass"), (2.0**64, "mass"), (3e38, "mass"), (0.0, "mass"),
-        (-0.0, "probability"), (-1.0, "probability"), (float("nan"), "probability"),
-        (float("inf"), "probability"), (2.0**-25, "probability"),
-        (1e-45, "probability"), (2.0**-24, "mass"),
-    ],
-)  # fmt: skip
-def test_a_lone_q_is_accepted_only_where_it_is_one(entry, reason):
-    """Huge values are compared as floats; tiny ones are no counts."""
-    q = np.zeros(32, np.float32)
-    q[0] = entry
-    assert agree(*with_q(q)) == reason
-
-
-def test_counts_that_would_wrap_around_are_mass():
-    """32 counts whose sum is M modulo 2^32 or 2^64, or modulo what a float holds."""
-    q = np.full(32, 1 / 32, np.float32)
-    q[0] += 2**8  # 2^32 counts too many
-    assert agree(*with_q(q)) == "mass"
-    q[0] = 1 / 32 + 2.0**17
-    assert agree(*with_q(q)) == "mass"
-
-
-def test_a_token_without_mass_or_off_the_support_is_mass():
-    """It cannot have been drawn from this q."""
-    q = np.zeros(32, np.float32)
-    q[1] = 1
-    assert agree(*with_q(q)) == "mass"
-    assert agree(*with_q(np.roll(q, -1), token=40, ids=np.arange(32))) == "mass"
-    assert agree(*with_q(np.roll(q, -1), token=0, ids=np.arange(32))) == "accepted"
-
-
 @pytest.mark.parametrize("path", range(3))
 def test_every_crc_path_of_the_core_judges_alike(path):
     """PCLMUL or the ARM instructions, and the table."""
@@ -355,29 +222,6 @@ def test_what_is_accepted_is_one_whole_reply_even_while_the_source_changes():
         writer.join()
 
 
-@pytest.mark.skipif(
-    os.uname().machine != "x86_64" or sys.platform != "linux",
-    reason="sets the MXCSR word of x86-64 through glibc's fenv_t",
-)
-def test_a_denormal_q_is_refused_where_the_thread_flushes_denormals():
-    """torch.set_flush_denormal leaves a process in this state; 1e-40 is no count."""
-    libm = ctypes.CDLL("libm.so.6")
-    saved, flushing = (ctypes.create_string_buffer(32) for _ in range(2))
-    q = np.zeros(32, np.float32)
-    q[0], q[1:2].view(np.uint32)[0] = 1, 0x00010000
-    profile, step, frame = with_q(q)
-    assert libm.fegetenv(saved) == 0
-    flushing[:] = saved[:]
-    mxcsr = int.from_bytes(flushing[28:32], "little") | 0x8040  # FTZ, DAZ
-    flushing[28:32] = mxcsr.to_bytes(4, "little")
-    try:
-        assert libm.fesetenv(flushing) == 0
-        found = by_core(profile, step, frame)
-    finally:
-        assert libm.fesetenv(saved) == 0
-    assert found[:2] == ("probability", "q[0, 0, 1]")
-
-
 @given_.examples(100)
 @given(st.data())
 def test_a_failed_page_is_the_same_from_the_tables_and_from_c(data):
@@ -415,15 +259,3 @@ def test_core_raises_the_reason_and_the_place():
         check_reply(profile, step, faults(profile, good, ("support",)), SESSION, 7)
     with pytest.raises(FrameError, match="session"):
         Core(profile).accept(step, good, b"short", 7)
-
-
-def test_the_full_mass_on_one_id_is_a_proposal_like_any_other():
-    """A count of M: q = 1.0 is the largest there is."""
-    q = np.zeros(32, np.float32)
-    q[31] = 1.0
-    profile, step, frame = with_q(q, token=131, ids=np.arange(100, 132))
-    assert agree(profile, step, frame) == "accepted"
-    page = Core(profile).accept(step, frame, SESSION, SEQUENCE)
-    views = ReplyLayout(1, 4, sampled=True).views(page)
-    assert views.q[0, 0].sum() * MASS == MASS
-    assert views.status[0] == Status.OK
