@@ -187,3 +187,12 @@ def test_a_base_that_is_nowhere_fails_its_case(folder, tmp_path):
     (tmp_path / "frames.json").unlink()
     report = run(tmp_path, FORMATS)
     assert [len(file.failures) for file in report.files] == [6]
+
+
+def test_every_file_that_was_handed_over_is_of_a_known_format():
+    """All fourteen, each by its module; two modules never claim one format."""
+    pytest.importorskip("pp3shm.conformance.numbers")
+    report = run(VECTORS)
+    assert [line for file in report.files for line in file.failures] == []
+    assert len(report.files) == 14
+    assert report.ok

@@ -9,13 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pp3shm.errors import ProfileError
-from pp3shm.layout.profile import (
-    MOST_POSITIONS,
-    NAMES,
-    SEMANTIC,
-    ZEROS,
-    Profile,
-)
+from pp3shm.layout.profile import Profile
+from pp3shm.layout.terms import MOST_POSITIONS, NAMES, SEMANTIC, ZEROS
 
 OURS = Profile.sampled(vocab=129280, depth=5, max_slots=4, max_positions=32768)
 GREEDY = Profile.greedy(vocab=129280, depth=5, max_slots=4, max_positions=32768)
