@@ -16,6 +16,9 @@ PARTS = (
     "layout/step",
     "layout/page",
     "layout/accept",
+    "proposal/scan",
+    "proposal/top",
+    "proposal/draft",
 )
 
 CFLAGS = [
@@ -39,6 +42,7 @@ ffi.set_source(
     depends=[f"pp3shm/{_part}{end}" for _part in PARTS for end in (".h", ".cdef")],
     define_macros=[("_GNU_SOURCE", None)],
     extra_compile_args=CFLAGS,
+    libraries=["m"],
     extra_link_args=["-pthread"],
 )
 
