@@ -14,6 +14,10 @@
 #include <stdatomic.h>
 #include <string.h>
 
+#if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "pages and frames are little-endian and are read in place"
+#endif
+
 _Static_assert(ATOMIC_LLONG_LOCK_FREE == 2 && ATOMIC_INT_LOCK_FREE == 2,
                "a lock in shared memory would die with its owner");
 
@@ -67,10 +71,7 @@ void pp3_fd_ring(int fd);
 
 static inline void pp3_stamp(void *to, uint64_t ticket)
 {
-    uint8_t bytes[8]; /* the format is little-endian whatever the machine is */
-    for (unsigned i = 0; i < 8; i++)
-        bytes[i] = (uint8_t)(ticket >> (8 * i));
-    memcpy(to, bytes, sizeof bytes);
+    memcpy(to, &ticket, sizeof ticket);
 }
 #endif /* PP3_MACHINE */
 #endif

@@ -108,15 +108,15 @@ static uint64_t lines(uint64_t bytes)
     return (bytes + PP3_LINE - 1) / PP3_LINE * PP3_LINE;
 }
 
-/* Pages begin on a page of the machine's, so that a device can register them. */
-static uint64_t page_stride(const struct pp3_shape *s)
+void pp3_shape_places(const struct pp3_shape *s, struct pp3_places *p)
 {
-    return ((uint64_t)s->page_bytes + 4095) / 4096 * 4096;
-}
-
-static uint64_t slot_stride(const struct pp3_shape *s)
-{
-    return sizeof(struct pp3_slot) + lines(4 * (uint64_t)s->max_positions);
+    /* pages begin on a page of the machine's, so that a device can register them */
+    p->page_stride = ((uint64_t)s->page_bytes + 4095) / 4096 * 4096;
+    p->request_start = s->pages * p->page_stride;
+    p->request_stride = lines(s->request_bytes);
+    p->failed_stride = lines(s->failed_bytes);
+    p->slot_stride = sizeof(struct pp3_slot) + lines(4 * (uint64_t)s->max_positions);
+    p->ack_stride = lines(8 * (uint64_t)s->rounds);
 }
 
 static const char *shape_fault(const struct pp3_shape *s)
@@ -148,19 +148,21 @@ static const char *shape_fault(const struct pp3_shape *s)
 const char *pp3_shape_fill(struct pp3_shape *s)
 {
     const char *fault = shape_fault(s);
+    struct pp3_places p;
 
     if (fault)
         return fault;
+    pp3_shape_places(s, &p);
     s->abi = PP3_ABI;
     s->byte_order = BYTE_ORDER_MARK;
     s->zero = 0;
     s->bytes[0] = lines(sizeof(struct pp3_header) +
                         (uint64_t)s->rounds * sizeof(struct pp3_entry) +
                         8 * (uint64_t)s->pages);
-    s->bytes[1] = s->slots * slot_stride(s);
-    s->bytes[2] = s->pages * (page_stride(s) + lines(s->request_bytes));
-    s->bytes[3] = (uint64_t)s->rounds * PP3_CAUSES * lines(s->failed_bytes);
-    s->bytes[4] = s->ranks * lines(8 * (uint64_t)s->rounds);
+    s->bytes[1] = s->slots * p.slot_stride;
+    s->bytes[2] = p.request_start + s->pages * p.request_stride;
+    s->bytes[3] = (uint64_t)s->rounds * PP3_CAUSES * p.failed_stride;
+    s->bytes[4] = s->ranks * p.ack_stride;
     return 0;
 }
 
@@ -192,6 +194,7 @@ static struct pp3_ring *new_end(const struct pp3_shape *s, const struct pp3_part
                                 int *error)
 {
     struct pp3_shape own = *s;
+    struct pp3_places places;
     struct pp3_ring *r;
 
     (void)pthread_once(&once, watch_forks);
@@ -213,17 +216,18 @@ static struct pp3_ring *new_end(const struct pp3_shape *s, const struct pp3_part
     r->slots = s->slots;
     r->max_positions = s->max_positions;
     r->forks = pp3_forks;
-    r->page_stride = page_stride(s);
-    r->request_stride = lines(s->request_bytes);
-    r->failed_stride = lines(s->failed_bytes);
-    r->slot_stride = slot_stride(s);
-    r->ack_words = lines(8 * (uint64_t)s->rounds) / 8;
+    pp3_shape_places(s, &places);
+    r->page_stride = places.page_stride;
+    r->request_stride = places.request_stride;
+    r->failed_stride = places.failed_stride;
+    r->slot_stride = places.slot_stride;
+    r->ack_words = places.ack_stride / 8;
     r->header = (struct pp3_header *)(void *)parts->control;
     r->entries = (struct pp3_entry *)(void *)(parts->control + sizeof *r->header);
     r->give = (PP3_A64 *)(void *)(r->entries + s->rounds);
     r->acks = (PP3_A64 *)(void *)parts->acks;
     r->page = parts->pages;
-    r->request = parts->pages ? parts->pages + s->pages * r->page_stride : 0;
+    r->request = parts->pages ? parts->pages + places.request_start : 0;
     r->failed = parts->failed;
     r->slot = parts->slots;
     r->bell_fd = -1;

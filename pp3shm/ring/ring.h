@@ -642,6 +642,7 @@ static inline int pp3_release(struct pp3_ring *r, uint32_t rank, uint64_t t)
 
 #ifndef PP3_MACHINE /* ring.c: not part of the protocol's text */
 const char *pp3_shape_fill(struct pp3_shape *shape);
+void pp3_shape_places(const struct pp3_shape *shape, struct pp3_places *places);
 void pp3_record_fill(struct pp3_record *record, const struct pp3_shape *shape);
 uint64_t pp3_record_magic(void);
 uint64_t pp3_magic(void);

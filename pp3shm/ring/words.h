@@ -164,6 +164,12 @@ struct pp3_why {
     uint8_t owner[256]; /* pages in quarantine for each owner id, at most 255 */
 };
 
+/* Where things stand in the segments of a shape, in bytes. */
+struct pp3_places {
+    uint64_t page_stride, request_start, request_stride, failed_stride, slot_stride;
+    uint64_t ack_stride;
+};
+
 struct pp3_parts { uint8_t *control, *slots, *pages, *failed, *acks; };
 
 #ifndef PP3_MACHINE
