@@ -14,10 +14,11 @@ import struct
 import tempfile
 import threading
 import time
+import weakref
 from pathlib import Path
 from typing import Self
 
-from pp3shm.errors import RegionError
+from pp3shm.errors import Pp3Error, RegionError
 from pp3shm.ring.record import PROXY, RANK, RECORD_BYTES, WRITABLE
 from pp3shm.ring.region import Region
 from pp3shm.ring.ring import EngineEnd, ProxyEnd, RankEnd
@@ -153,6 +154,9 @@ def _dead(pidfd: int) -> bool:
     return bool(select.select([pidfd], [], [], 0)[0])
 
 
+_DOORS: "weakref.WeakSet[Doorman]" = weakref.WeakSet()
+
+
 class Doorman:
     """A thread that lets ranks 1, 2, ... of a region in.
 
@@ -189,6 +193,10 @@ class Doorman:
         self._door = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._door.bind(_bytes_of(self.address))
         self._door.listen()
+        self._process = os.getpid()
+        _DOORS.add(self)
+        if engine.region.shape.ranks == 1:
+            engine.region.unlink()  # nobody else is to attach
         self._closer, self._closed = socket.socketpair()
         self._thread = threading.Thread(
             target=self._serve, name="pp3shm-doorman", daemon=True
@@ -209,7 +217,7 @@ class Doorman:
             pidfd = _pidfd_of(link)
             rank = self._choose(link.recv(_ASK.size + 1))
             self._hand(link, rank, pidfd)
-        except RegionError as error:
+        except Pp3Error as error:
             link.send(str(error).encode()[:1024])
         finally:
             if pidfd >= 0:
@@ -277,7 +285,7 @@ class Doorman:
             end.close()
         while self._pidfds:
             os.close(self._pidfds.popitem()[1])
-        if self._directory is not None:
+        if self._directory is not None and self._process == os.getpid():
             shutil.rmtree(self._directory, ignore_errors=True)
 
     def __enter__(self) -> Self:
@@ -287,3 +295,12 @@ class Doorman:
     def __exit__(self, *_: object) -> None:
         """Shuts the door."""
         self.close()
+
+
+def _leave_forked_child() -> None:
+    """The door is the parent's: a child must not keep it open."""
+    for doorman in list(_DOORS):
+        doorman.close()
+
+
+os.register_at_fork(after_in_child=_leave_forked_child)
