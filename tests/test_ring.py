@@ -194,7 +194,7 @@ def test_claim_waits_for_every_rank_and_names_the_one_behind(ranks):
         assert engine.step(REQUEST, FAR) == ticket + 1
 
 
-def test_a_rank_attaches_once(engine):
+def test_a_rank_attaches_once():
     """Numbers of the living are never given again; 0 is the engine's."""
     pidfd = os.pidfd_open(os.getpid())
     with _engine(ranks=2) as two:
