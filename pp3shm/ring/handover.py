@@ -213,9 +213,10 @@ class Doorman:
 
     def _let_in(self, link: socket.socket) -> None:
         pidfd = -1
+        ask = link.recv(_ASK.size + 1)  # first: unread, it would undo a refusal
         try:
             pidfd = _pidfd_of(link)
-            rank = self._choose(link.recv(_ASK.size + 1))
+            rank = self._choose(ask)
             self._hand(link, rank, pidfd)
         except Pp3Error as error:
             link.send(str(error).encode()[:1024])
