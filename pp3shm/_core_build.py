@@ -12,7 +12,7 @@ from cffi import FFI
 ROOT = Path(__file__).resolve().parent
 # Order matters: a part may use the types of those before it.
 PARTS = (
-    "ring/ring", "ring/slots", "ring/watchdog",
+    "ring/atomics", "ring/ring", "ring/slots", "ring/watchdog",
 )
 
 CFLAGS = [

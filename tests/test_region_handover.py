@@ -192,7 +192,7 @@ def test_a_forked_child_closes_the_door_it_inherited(engine):
             assert rank.rank == 1
 
 
-def _sent(region: Region, data: bytes, fds: list[int]) -> socket.socket:
+def _sent(data: bytes, fds: list[int]) -> socket.socket:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours:
         socket.send_fds(ours, [data], fds)
@@ -205,7 +205,7 @@ def test_a_proxy_attaches_with_what_its_socket_brings(engine):
     bell = os.memfd_create("bell")
     shared = region.share(PROXY)
     record = region.record_for(PROXY, owner=9)
-    link = _sent(region, record + b"configuration", [*shared.values(), bell])
+    link = _sent(record + b"configuration", [*shared.values(), bell])
     before = _fds()
     with link:
         proxy, config = attach_proxy(link)
@@ -224,7 +224,7 @@ def test_a_proxy_refuses_half_a_handover(engine, wrong):
     shared = region.share(PROXY)
     record = region.record_for(PROXY, owner=9)
     fds = [*shared.values()] if wrong == "short" else [*shared.values()][:2]
-    link = _sent(region, record[:50] if wrong == "short" else record, fds)
+    link = _sent(record[:50] if wrong == "short" else record, fds)
     if wrong == "nothing":
         link.close()
         link, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

@@ -68,6 +68,10 @@ void pp3_futex_wake(PP3_A32 *word);
 uint64_t pp3_now(void);
 int pp3_pidfd_gone(int pidfd);
 void pp3_fd_ring(int fd);
+void pp3_watch_forks(void);
+uint8_t *pp3_map(int fd, uint64_t bytes, int writable, int *error);
+void pp3_unmap(uint8_t *address, uint64_t bytes, unsigned forks);
+unsigned pp3_fork_count(void);
 
 static inline void pp3_stamp(void *to, uint64_t ticket)
 {

@@ -1,16 +1,10 @@
-/* Making and attaching, and the few calls of the kernel that ring.h stands on. */
-#include "ring/watch.h"
+/* Making a region, attaching to one, and the calls that are not the protocol's. */
+#include "ring/ring.h"
 #include "ring/slots.h"
 
 #include <fcntl.h>
-#include <linux/futex.h>
-#include <poll.h>
-#include <pthread.h>
 #include <stdlib.h>
 #include <sys/eventfd.h>
-#include <sys/mman.h>
-#include <sys/syscall.h>
-#include <time.h>
 #include <unistd.h>
 
 /* "pp3shm" and a kind, as little-endian words */
@@ -25,81 +19,6 @@ _Static_assert(sizeof(struct pp3_record) == 168, "record");
 _Static_assert(sizeof(struct pp3_header) % PP3_LINE == 0, "header");
 _Static_assert(sizeof(struct pp3_slot) == PP3_LINE, "slot");
 _Static_assert(sizeof(PP3_A64) == 8 && sizeof(PP3_A32) == 4, "words");
-
-unsigned pp3_forks;
-
-static void forked(void) { pp3_forks++; }
-
-/* Registered once, before the first region: the child has to know before it can ask. */
-static pthread_once_t once = PTHREAD_ONCE_INIT;
-static void watch_forks(void) { (void)pthread_atfork(0, 0, forked); }
-
-/* ---- the kernel ------------------------------------------------------------------ */
-
-uint64_t pp3_now(void)
-{
-    struct timespec now;
-
-    (void)clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * UINT64_C(1000000000) + (uint64_t)now.tv_nsec;
-}
-
-/* Shared futex (no PRIVATE flag); BITSET because its time is absolute. */
-int pp3_futex_wait(PP3_A32 *word, uint32_t seen, uint64_t until_ns)
-{
-    struct timespec until = {(time_t)(until_ns / 1000000000u),
-                             (long)(until_ns % 1000000000u)};
-    long rc = syscall(SYS_futex, word, FUTEX_WAIT_BITSET, seen, &until, 0,
-                      FUTEX_BITSET_MATCH_ANY);
-
-    return rc == -1 && errno == ETIMEDOUT ? 0 : 1;
-}
-
-void pp3_futex_wake(PP3_A32 *word)
-{
-    (void)syscall(SYS_futex, word, FUTEX_WAKE, INT32_MAX, 0, 0, 0);
-}
-
-int pp3_pidfd_gone(int pidfd)
-{
-    struct pollfd one = {pidfd, POLLIN, 0};
-
-    return poll(&one, 1, 0) == 1 && (one.revents & (POLLIN | POLLHUP)) != 0;
-}
-
-/* A full counter (EAGAIN) is a rung bell too. */
-void pp3_fd_ring(int fd)
-{
-    uint64_t one = 1;
-
-    if (write(fd, &one, sizeof one) < 0)
-        return;
-}
-
-uint8_t *pp3_map(int fd, uint64_t bytes, int writable, int *error)
-{
-    void *at = mmap(0, bytes, writable ? PROT_READ | PROT_WRITE : PROT_READ, MAP_SHARED,
-                    fd, 0);
-
-    (void)pthread_once(&once, watch_forks);
-    *error = at == MAP_FAILED ? errno : 0;
-    if (*error == 0 && madvise(at, bytes, MADV_DONTFORK) != 0) {
-        *error = errno;
-        (void)munmap(at, bytes);
-    }
-    return *error == 0 ? at : 0;
-}
-
-/* In a forked child nothing of ours is mapped there, but something else may be. Only
- * the process that mapped it may call this; pp3_forks tells the two apart for rings,
- * for mappings the caller's `forks` does. */
-void pp3_unmap(uint8_t *address, uint64_t bytes, unsigned forks)
-{
-    if (address && forks == pp3_forks)
-        (void)munmap(address, bytes);
-}
-
-unsigned pp3_fork_count(void) { return pp3_forks; }
 
 /* ---- shapes and records ----------------------------------------------------------- */
 
@@ -197,7 +116,7 @@ static struct pp3_ring *new_end(const struct pp3_shape *s, const struct pp3_part
     struct pp3_places places;
     struct pp3_ring *r;
 
-    (void)pthread_once(&once, watch_forks);
+    pp3_watch_forks();
     *error = EINVAL;
     if (!parts->control || pp3_shape_fill(&own) ||
         memcmp(own.bytes, s->bytes, sizeof own.bytes) != 0)

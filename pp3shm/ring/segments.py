@@ -87,13 +87,14 @@ class MemfdSegments:
     def _create(name: str) -> int:
         flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
         try:
-            return os.memfd_create(f"pp3shm-{name}", flags | _MFD_NOEXEC_SEAL)
+            try:
+                return os.memfd_create(f"pp3shm-{name}", flags | _MFD_NOEXEC_SEAL)
+            except OSError as error:
+                if error.errno != errno.EINVAL:
+                    raise
+            return os.memfd_create(f"pp3shm-{name}", flags)  # a kernel before 6.3
         except OSError as error:
-            if error.errno != errno.EINVAL:
-                raise RegionError(
-                    f"segment {name}", "a memfd", error.strerror
-                ) from error
-        return os.memfd_create(f"pp3shm-{name}", flags)  # a kernel before 6.3
+            raise RegionError(f"segment {name}", "a memfd", error.strerror) from error
 
     def unlink(self) -> None:
         """Nothing: there never was a name."""
