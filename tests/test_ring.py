@@ -1,14 +1,18 @@
 """The ring in one process: every refusal by name, every outcome once."""
 
 import array
+import ctypes
+import errno
 import os
+import struct
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 
-from pp3shm._core import lib
+from pp3shm._core import ffi, lib
 from pp3shm.errors import Busy, Exhausted, RingError, Stale, WaitTimeout
 from pp3shm.ring.record import Shape
 from pp3shm.ring.region import Region
@@ -424,15 +428,76 @@ def test_a_new_proxy_goes_on_where_the_ring_is(engine, proxy):
         assert fresh.take() >> 24 == ticket
 
 
-def test_a_proxy_that_slept_through_many_laps_finds_the_newest(engine, proxy):
-    """Its cursor jumps; it does not count."""
-    with ProxyEnd.thread(engine) as other:
-        for ticket in range(1, 1000):
+@pytest.mark.parametrize("rounds", [1, 2, 3, 5])
+@pytest.mark.parametrize("laps", [98, 99, 100, 101])
+def test_a_proxy_that_slept_through_many_laps_finds_all_that_is_left(rounds, laps):
+    """Its cursor jumps to a lap before what it sees, not beyond."""
+    with _engine(rounds=rounds) as engine, ProxyEnd.thread(engine) as sleeper:
+        with ProxyEnd.thread(engine) as other:
+            for ticket in range(1, laps):
+                engine.step(REQUEST, FAR)
+                _serve(other)
+                engine.release(ticket)
+        left = [engine.step(REQUEST, FAR) for _ in range(rounds)]
+        assert [sleeper.take() >> 24 for _ in range(rounds)] == left
+        assert sleeper.take() is None
+
+
+def test_a_quarantine_record_keeps_an_owner_id_from_being_reused():
+    """Else its page would wait for an owner that lives again."""
+    with _engine(rounds=1, spares=2) as engine, ProxyEnd.thread(engine) as proxy:
+        for ticket in range(1, 4):
             engine.step(REQUEST, FAR)
-            _serve(other)
+            if ticket == 1:
+                proxy.take()
+            engine.resolve(ticket, 2)
             engine.release(ticket)
+        assert engine.stats().owners == {proxy.owner: 1}
+        for _ in range(254):
+            engine.add_thread_owner()
+        engine.owner_dead(proxy.owner)
+        with pytest.raises(RingError, match="owner"):
+            engine.add_thread_owner()
+
+
+FUTEX_WAIT = 0
+SYS_FUTEX = {"x86_64": 202, "aarch64": 98}
+
+
+@pytest.mark.skipif(os.uname().machine not in SYS_FUTEX, reason="futex's number")
+@pytest.mark.parametrize("cause", ["publish", "fail", "owner"])
+def test_whoever_sleeps_on_the_entry_is_woken(engine, proxy, cause):
+    """A bare futex wait of a minute, so that no slice can stand in for the wake."""
     ticket = engine.step(REQUEST, FAR)
-    assert proxy.take() >> 24 == ticket
+    word = proxy.take()
+    at = lib.pp3_state_offset(engine.handle, ticket)
+    control = engine.region.view("control")
+    control[at + 132] = 1  # a waiter is counted
+    base = int(ffi.cast("uintptr_t", engine.region.addresses["control"]))
+    minute = struct.pack("<qq", 60, 0)
+    result: list[int] = []
+
+    def sleep() -> None:
+        call = ctypes.CDLL(None, use_errno=True).syscall
+        address = ctypes.c_void_p(base + at + 128)
+        number = SYS_FUTEX[os.uname().machine]
+        rc = call(number, address, FUTEX_WAIT, 0, minute, None, 0)
+        result.append(ctypes.get_errno() if rc else 0)
+
+    sleeper = threading.Thread(target=sleep)
+    sleeper.start()
+    stat = Path(f"/proc/self/task/{sleeper.native_id}/syscall")
+    while not stat.read_text().startswith(f"{SYS_FUTEX[os.uname().machine]} "):
+        pass
+    if cause == "publish":
+        assert proxy.publish(word)
+    elif cause == "fail":
+        engine.resolve(ticket, 2)
+    else:
+        control[at + 132] = 0  # killed between its swap and its wake
+        engine.owner_dead(engine.add_thread_owner())
+    sleeper.join()
+    assert result[0] in (0, errno.EAGAIN)  # EAGAIN: seq was raised before it slept
 
 
 def test_the_bell_rings_only_for_a_sleeper(engine, proxy):
@@ -550,7 +615,7 @@ def test_claim_refuses_a_word_that_is_not_its_rounds(engine, proxy):
 
 HOSTILE = """
 import random, struct, sys, threading
-from pp3shm._core import lib
+from pp3shm._core import ffi, lib
 from pp3shm.errors import Pp3Error
 from pp3shm.ring.record import Shape
 from pp3shm.ring.region import Region
@@ -657,6 +722,20 @@ def test_every_call_of_a_forked_child_is_an_error_that_says_so(engine, proxy):
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     _serve(proxy)
     assert engine.wait(ticket).status == 0
+
+
+def test_a_forked_child_has_no_mapping_of_the_region(engine):
+    """MADV_DONTFORK: a child that outlives its parent cannot write a page either."""
+    engine.step(REQUEST, FAR)
+
+    def mapped() -> int:
+        return Path("/proc/self/maps").read_text().count("pp3shm-")
+
+    assert mapped() == 5
+    child = os.fork()
+    if child == 0:
+        os._exit(mapped())
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_a_closed_end_says_so(proxy):

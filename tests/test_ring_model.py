@@ -38,7 +38,7 @@ class Ring(RuleBasedStateMachine):
     """Rounds, pages as a count, and which of them a fenced proxy still holds."""
 
     @initialize(
-        rounds=st.integers(1, 3), spares=st.integers(0, 2), ranks=st.integers(1, 3)
+        rounds=st.integers(1, 3), spares=st.integers(0, 2), ranks=st.integers(1, 2)
     )
     def create(self, rounds: int, spares: int, ranks: int) -> None:
         """A region of any small shape, all ranks attached, two proxies."""
@@ -88,7 +88,7 @@ class Ring(RuleBasedStateMachine):
 
     def _expected(self) -> type[Exception] | None:
         """What the next claim has to say; disposes as it does."""
-        before = self._round(len(self.past) + 1 - self.size)
+        before = self._oldest()
         if before is not None:
             if before.status is None:
                 return Busy
@@ -225,6 +225,22 @@ class Ring(RuleBasedStateMachine):
         if live.status is None:
             live.status = 8
 
+    @precondition(lambda self: self._oldest() is not None)
+    @rule(fail=st.booleans())
+    def finish(self, fail: bool) -> None:
+        """The oldest round that stands in the next one's way, by all ranks."""
+        live = self._oldest()
+        assert live is not None
+        if live.status is None and fail:
+            self.engine.resolve(live.ticket, 2)
+            live.status = 2
+        for reader in self.readers:
+            reader.release(live.ticket)
+            live.released.add(reader.rank)
+
+    def _oldest(self) -> Round | None:
+        return self._round(len(self.past) + 1 - self.size)
+
     @rule(data=st.data(), back=st.integers(0, 4))
     def release(self, data: st.DataObject, back: int) -> None:
         """Each rank its own; again, and before the end, too."""
@@ -294,7 +310,7 @@ class Ring(RuleBasedStateMachine):
 
 
 Ring.TestCase.settings = settings(
-    max_examples=60,
+    max_examples=150,
     stateful_step_count=60,
     deadline=None,
     suppress_health_check=list(HealthCheck),
