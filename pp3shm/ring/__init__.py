@@ -1,1 +1,1 @@
-"""TODO."""
+"""The ring of rounds: regions, entries, waiting; bytes without a meaning."""

@@ -1,0 +1,33 @@
+/* The watchdog's thread: see watch.h for what it may do to rounds. */
+#ifndef PP3_WATCHDOG_H
+#define PP3_WATCHDOG_H
+
+#include "watch.h"
+
+struct pp3_plan {
+    char **argv, **envp; /* copied; argv NULL: nothing to start */
+    const uint8_t *record;
+    uint32_t record_bytes, n_fds;
+    int fds[8];
+    uint64_t grace_ns;
+};
+
+enum pp3_watch_state { PP3_WATCH_IDLE, PP3_WATCH_RUNS, PP3_WATCH_WAITS,
+                       PP3_WATCH_STOPPED };
+
+struct pp3_watch {
+    int32_t pid, state, last_status, last_error;
+    uint32_t owner;
+    uint64_t starts, deaths, ticks;
+};
+
+struct pp3_watchdog;
+struct pp3_watchdog *pp3_watchdog_start(struct pp3_ring *r, const struct pp3_plan *plan,
+                                        int *error);
+int pp3_watchdog_stop(struct pp3_watchdog *w);
+void pp3_watchdog_free(struct pp3_watchdog *w);
+void pp3_watchdog_stats(struct pp3_watchdog *w, struct pp3_watch *stats);
+int pp3_watchdog_kick(struct pp3_watchdog *w);
+int pp3_watchdog_replace(struct pp3_watchdog *w);
+uint64_t pp3_watchdog_tick(struct pp3_ring *r, uint64_t now_ns);
+#endif
