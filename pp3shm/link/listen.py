@@ -147,7 +147,9 @@ def _remove_dead(where: UnixAddress) -> None:
         return
     if not stat.S_ISSOCK(mode):
         raise ConfigError("address", "no file or an unused socket", f"{where}: a file")
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as probe:
+    with socket.socket(
+        socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC
+    ) as probe:
         probe.setblocking(False)
         found = probe.connect_ex(where.native)
     if found != errno.ECONNREFUSED:

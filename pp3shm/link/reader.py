@@ -12,9 +12,7 @@ from pp3shm.link.base import Link
 Admit = Callable[[FrameHeader], None]
 
 
-def wait_for(
-    link: Link, event: int, deadline: float, stop: int | None = None
-) -> bool:
+def wait_for(link: Link, event: int, deadline: float, stop: int | None = None) -> bool:
     """Wait until ``link`` has the poll event, or an error to report.
 
     Args:

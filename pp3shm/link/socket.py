@@ -216,7 +216,10 @@ def resolve(where: TcpAddress, deadline: float) -> list[Target]:
     def look_up() -> None:
         try:
             infos = socket.getaddrinfo(
-                where.host, where.port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP
+                where.host,
+                where.port,
+                type=socket.SOCK_STREAM,
+                proto=socket.IPPROTO_TCP,
             )
         except OSError as error:
             answers.append(error.strerror or str(error))
