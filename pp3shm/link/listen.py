@@ -9,6 +9,8 @@ import stat
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 from pp3shm.errors import ConfigError, LinkError
 from pp3shm.link.address import Address, TcpAddress, UnixAddress, parse
@@ -60,10 +62,23 @@ class Listener:
         """Stop listening and remove the socket file, if it is still this one's."""
         self._sock.close()
         if self._inode is not None and isinstance(self.address, UnixAddress):
-            with contextlib.suppress(OSError), _locked(self.address.name):
+            with contextlib.suppress(OSError, LinkError), _locked(self.address.name):
                 if _inode(self.address.name) == self._inode:
                     Path(self.address.name).unlink()
             self._inode = None
+
+    def __enter__(self) -> Self:
+        """Use as a context manager closes the listener at the end."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close."""
+        self.close()
 
 
 def listen(address: str | Address, psk: bytes | None = None) -> Listener:
