@@ -37,13 +37,16 @@ class Noting(TableDrafter):
         self.told = []
 
     def logits(self, rows, drafted):
+        """Note, then answer."""
         self.calls.append((rows, drafted.copy()))
         return super().logits(rows, drafted)
 
     def reset(self, session, slot, generation, prefix):
+        """Note."""
         self.told.append((session, slot, generation, prefix.tolist()))
 
     def end(self, session):
+        """Note."""
         self.told.append(session)
 
 

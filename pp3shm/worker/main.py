@@ -6,7 +6,7 @@ import importlib
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -82,11 +82,10 @@ def run(
     profile = profile_of(args, fields)
     key = load_key(args.key_file) if args.key_file is not None else None
     worker = Worker(drafter, profile, args.listen, key)
-    with _signals_stop(worker), worker:
+    with _writing(args.ready_fd) as tell, _signals_stop(worker), worker:
         for address in worker.addresses:
             say(f"listening on {address}")
-        if args.ready_fd is not None:
-            _tell(args.ready_fd, worker.addresses)
+        tell(worker.addresses)
         worker.serve_forever()
     return 0
 
@@ -167,14 +166,34 @@ def _signals_stop(worker: Worker) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _tell(descriptor: int, addresses: tuple[str, ...]) -> None:
+@contextlib.contextmanager
+def _writing(descriptor: int | None) -> Iterator[Callable[[Sequence[str]], None]]:
+    """What writes lines to a descriptor and closes it; looked at before it is needed.
+
+    Raises:
+        ConfigError: it cannot be written to.
+    """
+    if descriptor is None:
+        yield lambda _lines: None
+        return
     try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as ready:
-            ready.writelines(f"{address}\n" for address in addresses)
-    except OSError as error:
+        ready = os.fdopen(descriptor, "w", encoding="utf-8")
+    except (OSError, ValueError) as error:
         raise ConfigError(
-            "--ready-fd", "a descriptor to write to", f"{descriptor}: {error.strerror}"
+            "--ready-fd", "a descriptor to write to", f"{descriptor}: {error}"
         ) from error
+
+    def tell(lines: Sequence[str]) -> None:
+        # Whoever asked to be told may have gone meanwhile; others are served.
+        with contextlib.suppress(OSError):
+            ready.writelines(f"{line}\n" for line in lines)
+            ready.close()
+
+    try:
+        yield tell
+    finally:
+        with contextlib.suppress(OSError):
+            ready.close()
 
 
 def _one_line(error: BaseException) -> str:
