@@ -138,6 +138,19 @@ def test_name_that_stands_for_an_outside_address_too_needs_a_key(function, monke
         function("tcp://worker.example:7333")
 
 
+def test_name_with_a_family_this_host_lacks_is_listened_at_by_the_other(monkeypatch):
+    def lookup(_host, port, **_more):
+        return [
+            (socket.AF_INET, 1, 6, "", ("192.0.2.1", port)),
+            (socket.AF_INET, 1, 6, "", ("127.0.0.1", port)),
+        ]
+
+    monkeypatch.setattr(link_socket.socket, "getaddrinfo", lookup)
+    with listen("tcp://worker.example:0", KEY) as listener:
+        monkeypatch.undo()
+        connect(f"tcp://127.0.0.1:{listener.address.port}").close()
+
+
 def test_name_is_resolved_once_and_that_answer_is_used(monkeypatch):
     answers = []
 

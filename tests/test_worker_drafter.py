@@ -1,6 +1,7 @@
 """Drafters that work, and drafters that do not: what the engine gets of either."""
 
 import logging
+import sys
 import threading
 
 import numpy as np
@@ -260,7 +261,7 @@ GARBAGE = {
     "SystemExit": raising(SystemExit(3)),
     "KeyboardInterrupt": raising(KeyboardInterrupt()),
     "GeneratorExit": raising(GeneratorExit()),
-    "RecursionError": lambda rows, drafted: GARBAGE["RecursionError"](rows, drafted),
+    "RecursionError": raising(RecursionError()),
     "None": lambda _r, _d: None,
     "a list": lambda r, _d: good(r).tolist(),
     "a scalar": lambda _r, _d: np.float32(1),
@@ -367,7 +368,7 @@ def test_when_all_rows_have_failed_the_drafter_is_left_alone():
 
 BIASES = {
     "raises": lambda _t: 1 / 0,
-    "exits": lambda _t: exit(1),
+    "exits": lambda _t: sys.exit(1),
     "nothing": lambda _t: None,
     "too short": lambda _t: BASE[1:],
     "float64": lambda _t: BASE.astype(np.float64),
@@ -533,13 +534,15 @@ def test_worker_closes_although_its_drafter_does_not_come_back():
 
 
 def test_statistics_tell_what_became_of_rows():
-    with Worker(Scripted(good), SAMPLED, [LOCAL]) as worker:
-        with opened(worker.addresses[0], SAMPLED) as engine:
-            engine.reset()
-            engine.step(1, row(), row(slot=1))
-            engine.step(2, row(generation=0), row(slot=2))
-            engine.step(2, row(generation=0), row(slot=2))
-            counted = worker.stats()
+    with (
+        Worker(Scripted(good), SAMPLED, [LOCAL]) as worker,
+        opened(worker.addresses[0], SAMPLED) as engine,
+    ):
+        engine.reset()
+        engine.step(1, row(), row(slot=1))
+        engine.step(2, row(generation=0), row(slot=2))
+        engine.step(2, row(generation=0), row(slot=2))
+        counted = worker.stats()
     assert counted == {
         "connections": 1,
         "repeats": 1,

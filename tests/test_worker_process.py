@@ -69,16 +69,18 @@ def test_killed_worker_is_whole_again_after_restart_and_reset(tmp_path):
     session, prefix = bytes(range(16)), (1, 2, 3)
     replies = []
     for _ in range(3):
-        with Process("--sampled", *NAMED, listen=listen) as worker:
-            with opened(worker.address, SAMPLED, session=session) as engine:
-                # It forgot everything: the slot was never reset.
-                assert engine.step(90, row(prefix=prefix)).status.tolist() == [1]
-                engine.reset(prefix=prefix)
-                reply = engine.step(91, row(prefix=prefix, count=2))
-                assert reply.status.tolist() == [0]
-                replies.append((reply.tokens.tolist(), reply.q.tolist()))
-                worker.child.send_signal(signal.SIGKILL)
-                assert engine.read(1) == b""
+        with (
+            Process("--sampled", *NAMED, listen=listen) as worker,
+            opened(worker.address, SAMPLED, session=session) as engine,
+        ):
+            # It forgot everything: the slot was never reset.
+            assert engine.step(90, row(prefix=prefix)).status.tolist() == [1]
+            engine.reset(prefix=prefix)
+            reply = engine.step(91, row(prefix=prefix, count=2))
+            assert reply.status.tolist() == [0]
+            replies.append((reply.tokens.tolist(), reply.q.tolist()))
+            worker.child.send_signal(signal.SIGKILL)
+            assert engine.read(1) == b""
     # Draws are named, not remembered: the same question has the same answer.
     assert replies[0] == replies[1] == replies[2]
 

@@ -1,5 +1,6 @@
 """A worker behind real sockets, and peers that keep no rule."""
 
+import contextlib
 import dataclasses
 import json
 import secrets
@@ -9,6 +10,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 from worker_client import Client, opened, reset_body, row, step_body
 
@@ -271,7 +273,12 @@ def test_hello_that_is_not_canonical_is_refused(worker, body):
     assert serves(worker)
 
 
-def header(kind=1, length=len(JSON) + 4, flags=0, sequence=0, version=1, magic=b"PP3F"):
+HELLO_BYTES = len(JSON) + 4
+
+
+def header(
+    *, kind=1, length=HELLO_BYTES, flags=0, sequence=0, version=1, magic=b"PP3F"
+):
     return struct.pack(
         "<4sHHIIQ16s", magic, version, kind, flags, length, sequence, b"s" * 16
     )
@@ -316,7 +323,7 @@ def test_first_frame_that_is_no_hello_is_refused_before_its_body(worker, place, 
 
 
 @pytest.mark.parametrize(
-    "said", [header(magic=b"HTTP"), b"GET / HTTP/1.1\r\n" * 10, bytes(40), FIRST := b""]
+    "said", [header(magic=b"HTTP"), b"GET / HTTP/1.1\r\n" * 10, bytes(40), b""]
 )
 def test_peer_of_another_protocol_is_told_nothing(worker, said):
     with Client(worker.addresses[0], SAMPLED) as engine:
@@ -342,10 +349,13 @@ def test_session_in_use_is_refused_and_its_owner_goes_on(worker):
 
 def test_more_sessions_than_allowed_are_refused():
     with Worker(seeded_table, SAMPLED, [LOCAL], max_sessions=2) as worker:
-        with opened(worker.addresses[0], SAMPLED), opened(worker.addresses[0], SAMPLED):
-            with Client(worker.addresses[0], SAMPLED) as third:
-                third.send(Kind.HELLO, JSON)
-                assert "at most 2 sessions" in third.receive_error().text
+        with (
+            opened(worker.addresses[0], SAMPLED),
+            opened(worker.addresses[0], SAMPLED),
+            Client(worker.addresses[0], SAMPLED) as third,
+        ):
+            third.send(Kind.HELLO, JSON)
+            assert "at most 2 sessions" in third.receive_error().text
         wait_until(lambda: worker.stats()["sessions_open"] == 0)
         assert serves(worker)
 
@@ -424,7 +434,9 @@ FAULTS = {
         plain(Kind.STEP, STEP[:8] + b"\2" + STEP[9:], 2), Status.INVALID, "step.bytes"
     ),
     "committed token outside": (
-        plain(Kind.STEP, STEP[:72] + b"\0" + STEP[73:], 2), Status.INVALID, "step.committed"
+        plain(Kind.STEP, STEP[:72] + b"\0" + STEP[73:], 2),
+        Status.INVALID,
+        "step.committed",
     ),
     "RESET too long": (
         plain(Kind.RESET, RESET + bytes(4 * 41)), Status.INVALID, "frame.body_bytes"
@@ -555,9 +567,9 @@ def test_engine_that_does_not_read_its_replies_is_closed_alone():
             deaf.reset()
             deaf.sock.settimeout(0.05)
             rows = [row(slot=slot) for slot in range(3)]
+            flood = (deaf.send_step(round_, *rows) for round_ in range(100_000))
             with pytest.raises(OSError):
-                for round_ in range(100_000):
-                    deaf.send_step(round_, *rows)
+                list(flood)
             wait_until(lambda: worker.stats()["sessions_open"] == 0)
         assert serves(worker)
 
@@ -588,11 +600,13 @@ def keyed(address, key=KEY, profile=SAMPLED):
 @pytest.mark.parametrize("kind", ["tcp", "unix"])
 def test_engine_with_the_key_is_served(tmp_path, kind):
     address = LOCAL if kind == "tcp" else f"unix://{tmp_path}/socket"
-    with Worker(seeded_table, SAMPLED, [address], KEY) as worker:
-        with keyed(worker.addresses[0]) as engine:
-            engine.hello()
-            engine.reset()
-            assert engine.step(1, row()).status.tolist() == [0]
+    with (
+        Worker(seeded_table, SAMPLED, [address], KEY) as worker,
+        keyed(worker.addresses[0]) as engine,
+    ):
+        engine.hello()
+        engine.reset()
+        assert engine.step(1, row()).status.tolist() == [0]
 
 
 UNPROVED = {
@@ -656,3 +670,36 @@ def test_address_in_use_leaves_the_others_free(tmp_path):
         with pytest.raises(LinkError, match="Address already in use"):
             Worker(seeded_table, SAMPLED, [f"unix://{tmp_path}/s", taken]).start()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_end_asked_for_before_the_start_is_not_forgotten():
+    worker = Worker(seeded_table, SAMPLED, [LOCAL])
+    worker.request_stop()
+    worker.serve_forever()
+    worker.serve_forever()
+    with pytest.raises(ConfigError, match="not started yet"):
+        worker.start()
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_spoilt_frames_end_their_session_and_never_the_worker(worker, seed):
+    random = np.random.default_rng(seed)
+    good = [
+        lambda e: e.frame(Kind.STEP, step_body(SAMPLED, 1, row(), row(slot=1)), 2),
+        lambda e: e.frame(Kind.RESET, reset_body(SAMPLED, 0, 2, range(20))),
+        lambda e: e.frame(Kind.ERROR, encode_error(ErrorBody(5, "no"))),
+    ]
+    for _ in range(20):
+        with opened(worker.addresses[0], SAMPLED) as engine:
+            engine.reset()
+            frame = bytearray(good[random.integers(len(good))](engine))
+            for _ in range(random.integers(1, 4)):
+                frame[random.integers(len(frame))] ^= 1 << int(random.integers(8))
+            engine.sock.sendall(frame[: random.integers(1, len(frame) + 1)])
+            engine.sock.shutdown(socket.SHUT_WR)
+            with contextlib.suppress(EOFError):
+                while True:
+                    header, _ = engine.receive()
+                    assert header.kind == Kind.ERROR
+    assert serves(worker)
+    assert worker.stats()["sessions_open"] <= 1

@@ -104,16 +104,27 @@ def listen(address: str | Address, psk: bytes | None = None) -> Listener:
 def _listen_tcp(where: TcpAddress, psk: bytes | None) -> Listener:
     targets = resolve(where, time.monotonic() + _RESOLVE_S)
     require_key(where, targets, psk)
-    family, target = targets[0]
+    failure = OSError("no address")
+    for family, target in targets:  # a name may stand for a family this host lacks
+        try:
+            sock = _bound(family, target)
+        except OSError as error:
+            failure = error
+        else:
+            return Listener(sock, TcpAddress(where.host, sock.getsockname()[1]), None)
+    raise _unusable(where, failure) from failure
+
+
+def _bound(family: socket.AddressFamily, target: object) -> socket.socket:
     sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind(target)
+        sock.bind(target)  # type: ignore[arg-type] # as getaddrinfo gave it
         sock.listen(_BACKLOG)
-    except OSError as error:
+    except BaseException:
         sock.close()
-        raise _unusable(where, error) from error
-    return Listener(sock, TcpAddress(where.host, sock.getsockname()[1]), None)
+        raise
+    return sock
 
 
 def _listen_unix(where: UnixAddress) -> Listener:

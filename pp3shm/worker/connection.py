@@ -141,6 +141,7 @@ class Connection:
 
     def _run_session(self, proved: Callable[[], None]) -> None:
         host = self._host
+        proved()  # now, for it may wait for its drafter behind others
         try:
             session = Session(host.profile, self._session, host.source, host.counts)
         except DrafterFault as fault:
@@ -152,7 +153,6 @@ class Connection:
             with self._faults_answered():
                 self._send(Kind.HELLO_ACK, host.profile.canonical_json())
                 host.counts.add("sessions")
-                proved()
                 self._reader.admit = self._admit
                 while self._turn(session):
                     pass

@@ -95,7 +95,9 @@ class Worker:
         except BaseException:
             self._close_listeners()
             raise
-        self._stop = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        # Readable from the start, if the end was asked for before.
+        asked = int(self._stopping)
+        self._stop = os.eventfd(asked, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._accepting = threading.Thread(
             target=self._accept_all, name="pp3shm-accept", daemon=True
         )
@@ -112,9 +114,10 @@ class Worker:
         """Wait until the end is asked for; then close."""
         if self._accepting is None:
             self.start()
-        poll = select.poll()
-        poll.register(self._stop, select.POLLIN)
-        poll.poll()
+        if self._stop >= 0:
+            poll = select.poll()
+            poll.register(self._stop, select.POLLIN)
+            poll.poll()
         self.close()
 
     def close(self, timeout_s: float = 5.0) -> None:
