@@ -14,6 +14,10 @@ ROOT = Path(__file__).resolve().parent
 PARTS = (
     "proposal/scan",
     "proposal/draft",
+    "layout/crc",
+    "layout/step",
+    "layout/page",
+    "layout/accept",
 )
 
 CFLAGS = [
