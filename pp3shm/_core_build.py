@@ -13,6 +13,7 @@ ROOT = Path(__file__).resolve().parent
 # Order matters: a part may use the types of those before it.
 PARTS = (
     "proposal/scan",
+    "proposal/top",
     "proposal/draft",
     "layout/crc",
     "layout/step",

@@ -10,7 +10,7 @@ import numpy as np
 
 from pp3shm._core import ffi, lib
 from pp3shm.errors import ConfigError, ProposalError
-from pp3shm.proposal.reference import SUPPORT, TAU_MILLI, Rule, place_of
+from pp3shm.proposal.reference import MASS, SUPPORT, TAU_MILLI, Rule, place_of
 from pp3shm.rng import MASK32, MASK64, Key
 
 if TYPE_CHECKING:
@@ -95,19 +95,49 @@ def propose_row(
     _check_numbers(row.shape[0], k, tau_milli, rule)
     _check_counter(round, [position])
     added = None if bias is None else _bias_row("bias", bias, row.shape[0])
-    ids = np.empty(k, np.int32)
-    q = np.empty(k, np.float32)
-    token = ffi.new("int32_t *")
-    confidence = ffi.new("float *")
-    fault = ffi.new("struct pp3_draft_fault *")
-    kind = lib.pp3_draft_row(
+    one = _One(k)
+    if lib.pp3_draft_row(
         _in(row), ffi.NULL if added is None else _in(added), row.shape[0], k,
-        tau_milli, RULES[rule], key, round, position, _out("int32_t[]", ids),
-        _out("float[]", q), token, confidence, fault,
-    )  # fmt: skip
-    if kind:
-        raise _error(fault)
-    return Proposal(ids, q, token[0], confidence[0])
+        tau_milli, RULES[rule], key, round, position, *one.out,
+    ):  # fmt: skip
+        raise _error(one.fault)
+    return one.proposal()
+
+
+def propose_draw24(
+    logits: NDArray[np.float32],
+    draw24: int,
+    *,
+    tau_milli: int = TAU_MILLI,
+    rule: Rule = "floor-first",
+    k: int = SUPPORT,
+) -> Proposal:
+    """Drafts one token by a draw that is given.
+
+    Args:
+        logits: (vocab,) float32; -inf masks a token.
+        draw24: integer in ``[0, 2**24)``.
+        tau_milli: temperature in thousandths, at least 1.
+        rule: who gets what rounding down leaves over.
+        k: size of the support, 1 to 32.
+
+    Returns:
+        The proposal.
+
+    Raises:
+        ConfigError: an argument of another type, shape or range.
+        ProposalError: the logits hold a NaN or +inf, or nothing finite.
+    """
+    row = _floats("logits", logits, 1)
+    _check_numbers(row.shape[0], k, tau_milli, rule)
+    if not 0 <= draw24 < MASS:
+        raise ConfigError("draw24", f"0 to {MASS - 1}", draw24)
+    one = _One(k)
+    if lib.pp3_propose(
+        _in(row), ffi.NULL, row.shape[0], k, tau_milli, RULES[rule], draw24, *one.out
+    ):
+        raise _error(one.fault)
+    return one.proposal()
 
 
 def propose_chain(
@@ -174,6 +204,27 @@ def propose_chain(
             if error is not None:
                 raise error
     return out._replace(errors=errors)
+
+
+class _One:
+    """Where the C core puts one proposal; ``out`` are its last arguments."""
+
+    def __init__(self, k: int) -> None:
+        self.ids = np.empty(k, np.int32)
+        self.q = np.empty(k, np.float32)
+        self.token = ffi.new("int32_t *")
+        self.confidence = ffi.new("float *")
+        self.fault = ffi.new("struct pp3_draft_fault *")
+        self.out = (
+            _out("int32_t[]", self.ids),
+            _out("float[]", self.q),
+            self.token,
+            self.confidence,
+            self.fault,
+        )
+
+    def proposal(self) -> Proposal:
+        return Proposal(self.ids, self.q, self.token[0], self.confidence[0])
 
 
 @dataclass(frozen=True, slots=True)
