@@ -23,6 +23,7 @@ from pp3shm.layout.frames import (
 )
 from pp3shm.layout.frames import Reset as ResetBody
 from pp3shm.layout.profile import Profile
+from pp3shm.layout.validate import check_reply
 from pp3shm.link import TcpAddress, parse
 
 PATIENCE_S = 30.0
@@ -74,6 +75,7 @@ class Client:
         self.profile = profile
         self.session = session or secrets.token_bytes(16)
         self.sequence = 0
+        self.asked = {}
 
     def __enter__(self):
         """A context manager closes."""
@@ -140,13 +142,19 @@ class Client:
     def send_step(self, round_, *rows):
         """Ask, without waiting."""
         flags = 2 if self.profile.is_sampled else 0
-        self.send(Kind.STEP, step_body(self.profile, round_, *rows), flags)
+        self.asked[round_] = step_body(self.profile, round_, *rows)
+        self.send(Kind.STEP, self.asked[round_], flags)
 
     def reply(self) -> Reply:
-        """Wait for a REPLY."""
+        """Wait for a REPLY, which all ten checks of section 6 must let through."""
         header, body = self.receive()
         assert header.kind == Kind.REPLY, decode_error(body)
-        return decode_reply(self.profile, body)
+        reply = decode_reply(self.profile, body)
+        number = header.sequence
+        frame = encode_frame(Kind.REPLY, self.session, number, body, header.flags)
+        step = self.asked[reply.round]
+        check_reply(self.profile, step, frame, self.session, number)
+        return reply
 
     def step(self, round_, *rows) -> Reply:
         """Ask and wait."""
