@@ -10,9 +10,11 @@ from worker_client import Client, opened, reset_body, row, step_body
 
 from pp3shm.errors import ConfigError
 from pp3shm.layout.frames import (
+    ErrorBody,
     Kind,
     Status,
     decode_reply,
+    encode_error,
     encode_frame,
     profile_flags,
 )
@@ -416,6 +418,34 @@ def test_request_that_the_drafter_could_not_take_fails_until_it_is_restated():
     drafter.fails.clear()
     session.reset(reset_body(SAMPLED, 0, 2))
     assert ask(session, 3, *rows).status.tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("how", ["bye", "error", "fault", "vanishes", "worker closes"])
+def test_drafter_hears_of_the_end_however_it_came(how):
+    ended = []
+
+    class Hearing(TableDrafter):
+        def end(self, session):
+            """Note."""
+            ended.append(session)
+
+    with (
+        Worker(Hearing(TABLE), SAMPLED, [LOCAL]) as worker,
+        opened(worker.addresses[0], SAMPLED) as engine,
+    ):
+        engine.reset()
+        engine.step(1, row())
+        if how == "bye":
+            engine.send(Kind.BYE, b"")
+        elif how == "error":
+            engine.send(Kind.ERROR, encode_error(ErrorBody(5, "no")))
+        elif how == "fault":
+            engine.send(Kind.BYE, b"", sequence=0)
+        elif how == "worker closes":
+            worker.request_stop()
+        if how != "vanishes":
+            engine.read(10_000)
+    assert ended == [engine.session]
 
 
 def test_drafter_that_raises_at_the_end_ends_nothing_else():

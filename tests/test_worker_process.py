@@ -5,6 +5,8 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 
 import pytest
 from worker_client import opened, row
@@ -96,6 +98,19 @@ def test_signal_ends_the_worker_in_order(tmp_path, number):
             assert (header.kind, header.sequence) == (Kind.BYE, 2)
             assert engine.read(1) == b""
         assert worker.child.wait(30) == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_signal_that_another_thread_receives_is_not_lost(tmp_path):
+    args = arguments(DRAFTER, f"--listen=unix://{tmp_path}/s", *NAMED)
+
+    def signal_this_thread():
+        time.sleep(0.3)  # by now the main thread sleeps, and nothing wakes it
+        signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+
+    thread = threading.Thread(target=signal_this_thread)
+    assert run(args, lambda _text: thread.start()) == 0
+    thread.join()
     assert list(tmp_path.iterdir()) == []
 
 

@@ -178,7 +178,7 @@ class Guard:
             and given.dtype == np.float32
             and given.shape == shape
         ):
-            return np.ascontiguousarray(given)
+            return given
         found = (
             f"{given.dtype}{list(given.shape)}"
             if isinstance(given, np.ndarray)

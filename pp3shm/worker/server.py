@@ -24,6 +24,9 @@ logger = logging.getLogger("pp3shm.worker")
 _PENDING_MOST = 64
 # Out of descriptors or memory: others must end before accepting is worth a try.
 _PAUSE_S = 0.05
+# A signal that comes just before the main thread sleeps, or to another thread, does not
+# wake it, and its Python handler runs only when the main thread looks up again.
+_SIGNAL_MS = 200
 
 
 class Worker:
@@ -117,7 +120,8 @@ class Worker:
         if self._stop >= 0:
             poll = select.poll()
             poll.register(self._stop, select.POLLIN)
-            poll.poll()
+            while not self._stopping:
+                poll.poll(_SIGNAL_MS)
         self.close()
 
     def close(self, timeout_s: float = 5.0) -> None:
