@@ -4,6 +4,7 @@ import hashlib
 import secrets
 import socket
 import struct
+import time
 
 import numpy as np
 
@@ -25,8 +26,17 @@ from pp3shm.layout.frames import Reset as ResetBody
 from pp3shm.layout.profile import Profile
 from pp3shm.layout.validate import check_reply
 from pp3shm.link import TcpAddress, parse
+from pp3shm.worker import Patience
 
 PATIENCE_S = 30.0
+SOON = 30.0  # only a fault takes that long
+SHAPE = {"vocab": 64, "depth": 4, "max_slots": 3, "max_positions": 40}
+SAMPLED = Profile.sampled(**SHAPE)
+GREEDY = Profile.greedy(**SHAPE)
+JSON = SAMPLED.canonical_json()
+KEY = b"0123456789abcdef"
+LOCAL = "tcp://127.0.0.1:0"
+QUICK = Patience(handshake_s=0.3, frame_s=0.3, send_s=0.3)
 
 
 def digest_of(tokens):
@@ -167,3 +177,19 @@ def opened(address, profile, **more) -> Client:
     client = Client(address, profile, **more)
     client.hello()
     return client
+
+
+def wait_until(condition):
+    """Wait for what must come true."""
+    deadline = time.monotonic() + SOON
+    while not condition():
+        assert time.monotonic() < deadline, "it never came true"
+        time.sleep(0.002)
+
+
+def serves(worker, profile=SAMPLED):
+    """True where a new engine is served from HELLO to REPLY."""
+    with opened(worker.addresses[0], profile) as engine:
+        engine.reset()
+        reply = engine.step(1, row(sampled=profile.is_sampled))
+        return reply.status.tolist() == [0]
