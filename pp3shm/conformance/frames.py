@@ -37,9 +37,10 @@ from pp3shm.layout.frames import (
     open_body,
     profile_flags,
 )
-from pp3shm.layout.profile import MOST_POSITIONS, Profile
+from pp3shm.layout.profile import Profile
 from pp3shm.layout.reply import ReplyLayout
 from pp3shm.layout.tables import MOST_SLOTS
+from pp3shm.layout.terms import MOST_POSITIONS
 from pp3shm.layout.validate import check_reply, scatter_reply
 
 

@@ -69,3 +69,5 @@ class PrefixDigest:
         twin._hash = self._hash.copy()
         twin.length = self.length
         return twin
+
+    __copy__ = copy  # a plain shallow copy would share the running hash

@@ -40,7 +40,7 @@ static inline bool pp3_any(pp3_ints four)
 
 /* Elements 1 to 3 of a, then the first of b. Not a load from between the two: the
  * block was stored just now, and a load across two stores waits for both. */
-static inline pp3_ints pp3_next(pp3_ints a, pp3_ints b)
+static inline pp3_ints pp3_shifted(pp3_ints a, pp3_ints b)
 {
 #if defined(__clang__)
     return __builtin_shufflevector(a, b, 1, 2, 3, 4);
@@ -56,7 +56,7 @@ static inline bool pp3_ids_ok(const int32_t id[PP3_SUPPORT], uint32_t vocab)
     pp3_ints wrong = {0}, four = pp3_load_ints(id);
     for (int i = 4; i < PP3_SUPPORT; i += 4) {
         pp3_ints after = pp3_load_ints(id + i);
-        wrong |= pp3_next(four, after) <= four;
+        wrong |= pp3_shifted(four, after) <= four;
         four = after;
     }
     wrong |= (four[1] <= four[0]) | (four[2] <= four[1]) | (four[3] <= four[2]);

@@ -50,11 +50,13 @@ void pp3_fail_page(const struct pp3_layout *l, const uint8_t *step_body, int32_t
     for (uint32_t slot = 0; slot < l->max_slots; slot++)
         pp3_page_fill(l, slot, PP3_STATUS_ABSENT, page);
 
-    struct pp3_step_at at = pp3_step_at(l, head.n);
-    for (uint32_t i = 0; i < head.n && i < l->max_slots; i++) {
+    /* The bounds hold for every STEP that was checked; of another no row is taken. */
+    uint32_t n = head.n <= l->max_slots ? head.n : 0;
+    struct pp3_step_at at = pp3_step_at(l, n);
+    for (uint32_t i = 0; i < n; i++) {
         struct pp3_step_row row;
         memcpy(&row, step_body + at.rows + i * sizeof row, sizeof row);
-        if (row.slot < l->max_slots) /* else the caller did not check the STEP */
+        if (row.slot < l->max_slots)
             pp3_page_fill(l, row.slot, status, page);
     }
 }

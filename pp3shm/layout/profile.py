@@ -3,17 +3,13 @@
 import json
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 from pp3shm.errors import ProfileError
-from pp3shm.layout.record import Rule, among, between, equals, shown
+from pp3shm.layout.record import Rule, shown
 from pp3shm.layout.tables import (
-    CRC_BYTES,
-    DEPTHS,
     HELLO_JSON_BYTES,
-    MOST_SLOTS,
     PAGE_BYTES,
-    RESET_HEADER,
     SUPPORT,
     WIRE_VERSION,
     frame_bytes,
@@ -21,60 +17,20 @@ from pp3shm.layout.tables import (
     reply_packing,
     step_packing,
 )
-
-ZEROS = "0" * 64
-SEMANTIC = "top32/tau.7/dyadic24-floor-first-v1"
-RULES = {
-    SEMANTIC: "floor-first",
-    "top32/tau.7/dyadic24-standard-v1": "largest-remainder",
-}
-CAPABILITY_SAMPLED = 8
-SAMPLED_MODE, GREEDY_MODE = 2, 0
-# A RESET states a whole prefix, and its body length is a u32.
-MOST_POSITIONS = (2**32 - 1 - CRC_BYTES - RESET_HEADER.size) // 4
-MOST_STEP_BYTES = 2**24  # a STEP is copied whole each step; offsets stay in 32 bits
-
-_HEX64 = Rule(
-    "64 lower-case hex digits",
-    lambda found: (
-        type(found) is str
-        and len(found) == 64
-        and set(found) <= set("0123456789abcdef")
-    ),
+from pp3shm.layout.terms import (
+    CAPABILITY_SAMPLED,
+    DERIVED,
+    GREEDY_MODE,
+    MOST_STEP_BYTES,
+    NAMES,
+    RULES,
+    SAMPLED_MODE,
+    SEMANTIC,
+    TERMS,
+    ZEROS,
 )
 
-
-class _Term(NamedTuple):
-    """What one field may be: in the sampled mode, and in the greedy one."""
-
-    sampled: Rule
-    greedy: Rule
-
-
-def _same(rule: Rule) -> _Term:
-    return _Term(rule, rule)
-
-
-_TERMS = {
-    "wire_version": _same(equals(WIRE_VERSION)),
-    "sample_mode": _same(among(SAMPLED_MODE, GREEDY_MODE)),
-    "capability": _Term(equals(CAPABILITY_SAMPLED), equals(0)),
-    "semantic": _Term(among(*RULES), equals("greedy")),
-    "verifier": _same(equals("standard-v1")),
-    "rng_abi": _Term(equals("philox4x32-10/blake2b-v1"), equals("none")),
-    "precision": _same(equals("fp32")),
-    "vocab": _same(between(SUPPORT, 2**31 - 1)),
-    "depth": _same(among(*DEPTHS)),
-    "max_slots": _same(between(1, MOST_SLOTS)),
-    "max_positions": _same(between(1, MOST_POSITIONS)),
-    "support": _Term(equals(SUPPORT), equals(0)),
-    "temperature_milli": _Term(equals(700), equals(0)),
-    "id_map_sha256": _same(_HEX64),
-    "target_sha256": _same(_HEX64),
-    "draft_sha256": _same(_HEX64),
-    "markov_sha256": _same(_HEX64),
-    "context_bytes": _same(between(0, MOST_STEP_BYTES)),
-}
+__all__ = ["NAMES", "RULES", "SEMANTIC", "ZEROS", "Profile"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +80,7 @@ class Profile:
         sampled = self.sample_mode == SAMPLED_MODE
         return [
             (name, term.sampled if sampled else term.greedy)
-            for name, term in _TERMS.items()
+            for name, term in TERMS.items()
         ]
 
     @classmethod
@@ -278,14 +234,14 @@ class Profile:
             ProfileError: not canonical, a key unknown, missing or repeated, or a value
                 v1 does not allow; ``ours`` says what is allowed.
         """
-        values = _parse(data)
+        values = _parse(bytes(data))
         for name in NAMES:
             if name not in values:
                 raise ProfileError(name, "a value", "none")
         for name, value in values.items():
             if name not in NAMES:
                 raise ProfileError(str(shown(name)), "no such field", shown(value))
-        ours: dict[str, Any] = {name: values[name] for name in _TERMS}
+        ours: dict[str, Any] = {name: values[name] for name in TERMS}
         try:
             profile = cls(**ours)
         except ProfileError as error:
@@ -305,10 +261,6 @@ class Profile:
         for name, value in self.values().items():
             if value != other[name]:
                 raise ProfileError(name, value, other[name])
-
-
-DERIVED = ("step_bytes", "reply_bytes", "layout_bytes", "page_bytes")
-NAMES = (*_TERMS, *DERIVED)
 
 
 def _canonical(values: dict[str, Any]) -> bytes:

@@ -9,7 +9,7 @@ _Static_assert(sizeof(struct pp3_body_head) == 24, "wire page, sections 4 and 5"
 _Static_assert(sizeof(struct pp3_step_draw) == 16, "wire page, section 4");
 _Static_assert(sizeof(struct pp3_step_row) == 32, "wire page, section 4");
 
-/* The largest STEP frame a profile can announce (profile.py, MOST_STEP_BYTES). */
+/* The largest STEP frame a profile can announce (terms.py, MOST_STEP_BYTES). */
 #define MOST_CONTEXT (1u << 24)
 
 int pp3_layout_ok(const struct pp3_layout *l)

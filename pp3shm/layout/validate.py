@@ -21,7 +21,6 @@ from pp3shm.layout.reply import ReplyLayout
 from pp3shm.layout.step import Step, decode_step, profile_flags
 from pp3shm.layout.tables import (
     CRC_BYTES,
-    FRAME,
     HEADER_BYTES,
     MASS,
     REPLY_HEADER,
@@ -338,13 +337,3 @@ def scatter_reply(profile: Profile, step_body: bytes, frame: bytes) -> bytes:
             if view is not None:
                 view[row.slot] = reply.arrays[name][index]
     return bytes(page)
-
-
-def frame_sequence(frame: bytes) -> int:
-    """The sequence number a frame says it has, unchecked.
-
-    Raises:
-        FrameError: shorter than a header.
-    """
-    sequence: int = FRAME.read(frame)["sequence"]
-    return sequence
