@@ -16,8 +16,8 @@ POSITIONS = [100, 2**40, 7]
 
 def low_rank(g, vocab):
     return Markov.low_rank(
-        g.normal(0, 1, (vocab, 7)).astype(np.float32),
-        g.normal(0, 1, (7, vocab)).astype(np.float32),
+        g.normal(0, 1, (vocab, 23)).astype(np.float32),
+        g.normal(0, 1, (23, vocab)).astype(np.float32),
     )
 
 
@@ -153,6 +153,17 @@ def test_a_bad_argument_is_named(change, place):
     with pytest.raises(ConfigError) as caught:
         propose_chain(np.zeros((N, DEPTH, 64), np.float32), **given)
     assert caught.value.place == place
+
+
+def test_numpys_integers_are_taken_as_numbers():
+    g = np.random.default_rng(6)
+    logits, markov = logits_of(g, 64), FORMS["table"](g, 64)
+    expected = draft(logits, markov, previous=[1, 2, 3])
+    found = draft(
+        logits, markov, keys=np.array(KEYS, np.uint32), round=np.uint64(9),
+        positions=np.array(POSITIONS, np.uint64), previous=np.array([1, 2, 3]),
+    )  # fmt: skip
+    assert expected.tokens.tolist() == found.tokens.tolist()
 
 
 def test_the_last_position_of_all_can_be_drafted():

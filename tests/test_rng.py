@@ -61,6 +61,14 @@ def test_a_counter_beyond_64_bits_is_refused(counter):
         rng.draw24((1, 2), *counter)
 
 
+def test_numpys_integers_name_the_same_decision():
+    round_, position = 2**63 + 5, 2**40 + 7
+    named = np.uint64(round_), np.array(position)
+    assert rng.words((5, 6), round_, position) == rng.words((5, 6), *named)
+    with pytest.raises(TypeError):
+        rng.words((5, 6), 1.0, 2)
+
+
 def test_uniforms_are_the_bits_and_stay_below_one():
     key = (7, 8)
     for position in range(200):

@@ -140,7 +140,8 @@ int pp3_draft_row(const float *z, const float *bias, uint32_t vocab, uint32_t k,
 
 /* ---- the low-rank bias ---- */
 
-#define BLOCK 512u /* entries of right that stay in L1 while all rows use them */
+#define BLOCK 512u /* entries, and */
+#define TERMS 8u   /* rows of right, that stay in L1 while all requests use them */
 
 /* scratch[row] = left[previous[row]] @ right, for the rows that have a previous token.
  * Block by block: right is far larger than the caches, and is to pass through once. */
@@ -150,14 +151,15 @@ static void low_rank(const struct pp3_chain *c, const int32_t *previous, size_t 
     const struct pp3_scan *use = pp3_scan_here();
     for (uint32_t from = 0; from < c->vocab; from += BLOCK) {
         uint32_t n = c->vocab - from < BLOCK ? c->vocab - from : BLOCK;
-        for (uint32_t r = 0; r < c->rank; r++)
-            for (uint32_t row = 0; row < c->rows; row++) {
-                int32_t token = previous[row * stride];
-                if (token >= 0)
-                    use->scale_add(scratch + (size_t)row * c->vocab + from,
-                                   right + (size_t)r * c->vocab + from,
-                                   left[(size_t)token * c->rank + r], r == 0, n);
-            }
+        for (uint32_t r = 0; r < c->rank; r += TERMS) {
+            uint32_t terms = c->rank - r < TERMS ? c->rank - r : TERMS;
+            for (uint32_t row = 0; row < c->rows; row++)
+                if (previous[row * stride] >= 0)
+                    use->add_scaled(scratch + (size_t)row * c->vocab + from,
+                                    right + (size_t)r * c->vocab + from, c->vocab,
+                                    left + (size_t)previous[row * stride] * c->rank + r,
+                                    terms, r == 0, n);
+        }
     }
 }
 

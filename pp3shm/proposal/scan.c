@@ -176,44 +176,62 @@ count_avx512(const int32_t *keys, uint32_t n, int32_t least)
 
 /* ---- the low-rank bias ---- */
 
-/* to[i] (+)= factor * from[i]; the build forbids a fused multiply-add. */
-#define SCALE_ADD                                                                      \
-    if (first)                                                                         \
-        for (uint32_t i = 0; i < n; i++)                                               \
-            to[i] = factor * from[i];                                                  \
-    else                                                                               \
-        for (uint32_t i = 0; i < n; i++)                                               \
-            to[i] += factor * from[i]
-
-static void scale_add_portable(float *restrict to, const float *restrict from,
-                               float factor, int first, uint32_t n)
+/* Four terms a pass, so that to[] is loaded and stored once for four additions; they
+ * still happen one after the other. The build forbids fused multiply-adds. */
+static inline __attribute__((always_inline)) void
+add_scaled(float *restrict to, const float *restrict from, size_t stride,
+           const float *restrict factor, uint32_t terms, int first, uint32_t n)
 {
-    SCALE_ADD;
+    uint32_t r = 0;
+    if (first) {
+        for (uint32_t i = 0; i < n; i++)
+            to[i] = factor[0] * from[i];
+        r = 1;
+    }
+    for (; r + 4 <= terms; r += 4) {
+        const float *row = from + r * stride, *f = factor + r;
+        for (uint32_t i = 0; i < n; i++) {
+            float sum = to[i] + f[0] * row[i];
+            sum += f[1] * row[stride + i];
+            sum += f[2] * row[2 * stride + i];
+            to[i] = sum + f[3] * row[3 * stride + i];
+        }
+    }
+    for (; r < terms; r++)
+        for (uint32_t i = 0; i < n; i++)
+            to[i] += factor[r] * from[r * stride + i];
+}
+
+static void add_scaled_portable(float *restrict to, const float *restrict from,
+                                size_t stride, const float *restrict factor,
+                                uint32_t terms, int first, uint32_t n)
+{
+    add_scaled(to, from, stride, factor, terms, first, n);
 }
 
 #if defined(__x86_64__)
 __attribute__((target("avx2"))) static void
-scale_add_avx2(float *restrict to, const float *restrict from, float factor, int first,
-               uint32_t n)
+add_scaled_avx2(float *restrict to, const float *restrict from, size_t stride,
+                const float *restrict factor, uint32_t terms, int first, uint32_t n)
 {
-    SCALE_ADD;
+    add_scaled(to, from, stride, factor, terms, first, n);
 }
 
 __attribute__((target("avx512f"))) static void
-scale_add_avx512(float *restrict to, const float *restrict from, float factor,
-                 int first, uint32_t n)
+add_scaled_avx512(float *restrict to, const float *restrict from, size_t stride,
+                  const float *restrict factor, uint32_t terms, int first, uint32_t n)
 {
-    SCALE_ADD;
+    add_scaled(to, from, stride, factor, terms, first, n);
 }
 #endif
 
 /* ---- which of them ---- */
 
 static const struct pp3_scan KERNELS[PP3_SCAN_PATHS] = {
-    [PP3_SCAN_PORTABLE] = {maxima_portable, count_portable, scale_add_portable},
+    [PP3_SCAN_PORTABLE] = {maxima_portable, count_portable, add_scaled_portable},
 #if defined(__x86_64__)
-    [PP3_SCAN_AVX2] = {maxima_avx2, count_avx2, scale_add_avx2},
-    [PP3_SCAN_AVX512] = {maxima_avx512, count_avx512, scale_add_avx512},
+    [PP3_SCAN_AVX2] = {maxima_avx2, count_avx2, add_scaled_avx2},
+    [PP3_SCAN_AVX512] = {maxima_avx512, count_avx512, add_scaled_avx512},
 #endif
 };
 

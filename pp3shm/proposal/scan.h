@@ -23,9 +23,12 @@ struct pp3_scan {
     /* How many of n keys are at least `least`, which is above INT32_MIN. */
     uint32_t (*count)(const int32_t *keys, uint32_t n, int32_t least);
 
-    /* to[i] += factor * from[i], or = where first; each operation is rounded. */
-    void (*scale_add)(float *restrict to, const float *restrict from, float factor,
-                      int first, uint32_t n);
+    /* to[i] += factor[r] * from[r * stride + i] for r = 0, 1, ... below terms, in this
+     * order, each operation rounded; where first, to[] is the product of r = 0 at
+     * first. */
+    void (*add_scaled)(float *restrict to, const float *restrict from, size_t stride,
+                       const float *restrict factor, uint32_t terms, int first,
+                       uint32_t n);
 };
 
 /* The loops in use: the best this CPU has, unless a path was forced. */
