@@ -137,12 +137,16 @@ def test_ready_descriptor_gets_the_addresses_and_ends(tmp_path):
         stdout=subprocess.DEVNULL,
     )
     os.close(writing)
-    with os.fdopen(reading) as ready:
-        tcp, unix = ready.read().splitlines()
-    assert f"unix://{tmp_path}/s" == unix
-    connect(tcp).close()
-    child.terminate()
-    assert child.wait(30) == 0
+    try:
+        with os.fdopen(reading) as ready:
+            tcp, unix = ready.read().splitlines()
+        assert unix == f"unix://{tmp_path}/s"
+        connect(tcp).close()
+        child.terminate()
+        assert child.wait(30) == 0
+    finally:
+        child.kill()
+        child.wait()
 
 
 def test_keyed_worker_of_another_host_address_takes_the_key_file(tmp_path):
