@@ -1,1 +1,22 @@
-"""TODO."""
+"""Links: frames from A to B over TCP and Unix sockets, and nothing else."""
+
+from pp3shm.link.address import Address, TcpAddress, UnixAddress, parse
+from pp3shm.link.base import Link
+from pp3shm.link.listen import Listener, listen
+from pp3shm.link.reader import FrameReader, read_exactly, wait_for
+from pp3shm.link.socket import SocketLink, connect
+
+__all__ = [
+    "Address",
+    "FrameReader",
+    "Link",
+    "Listener",
+    "SocketLink",
+    "TcpAddress",
+    "UnixAddress",
+    "connect",
+    "listen",
+    "parse",
+    "read_exactly",
+    "wait_for",
+]
