@@ -1,0 +1,313 @@
+"""Verification ``standard-v1`` in torch: several requests at once, CPU and CUDA alike.
+
+The law is that of :mod:`pp3shm.verify`, the reference, which the tests compare with:
+
+- a draft is accepted while ``u * q(d) < p(d)`` in float64, where the product of 29
+  and 24 bits is exact, on the CPU and on CUDA;
+- the draw after the last accepted draft is an inverse CDF in float64 in ascending id.
+  The order of its additions differs by device (see :mod:`pp3shm.gpu.draw`), so that a
+  CUDA draw can differ from the CPU's where the uniform lies within rounding, some
+  1e-16, of an edge. On one device the result of a request does not depend on the rest
+  of its batch, nor on the run, nor on the rank.
+
+Nothing here synchronises a device, except :meth:`Verified.read`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from pp3shm.errors import ConfigError, VerifyError
+from pp3shm.gpu.draw import inverse_cdf
+from pp3shm.gpu.philox import accept_uniform, residual_uniform
+from pp3shm.gpu.scatter import NONE, DraftProbs, Fault, Mode
+from pp3shm.gpu.views import signed
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from pp3shm.verify.keys import VerifyKeys
+
+
+class _Requests(NamedTuple):
+    """What is verified of each request, on the target's device."""
+
+    slot: Tensor  # (B,) int64, as the caller says
+    row: Tensor  # (B,) int64, the same in range
+    found: Tensor  # (B,) int64, the round the row is of
+    mode: Tensor  # (B,) int64; TARGET_ONLY where error is not NONE
+    error: Tensor  # (B,) int64 of Fault
+    greedy: Tensor | None  # (B,) bool: T = 0, whatever the mode; None: nowhere
+    position: Tensor  # (B,) int64, of the first draft
+    key: Tensor  # (B, 4) int64
+    round: int
+
+
+class Emitted(NamedTuple):
+    """One request's result, on the host.
+
+    Attributes:
+        tokens: what is emitted: the accepted drafts, then one drawn token; empty
+            where ``fault`` is one that emits nothing.
+        accepted: how many of them are drafts.
+        fault: what was wrong with the request's row or target, or NONE.
+        no_mass: the computed residual was empty, and the draw was from p.
+    """
+
+    tokens: tuple[int, ...]
+    accepted: int
+    fault: Fault
+    no_mass: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """Results of one call, on the target's device; row b is that of ``slots[b]``.
+
+    Attributes:
+        tokens: (B, depth + 1) int64; accepted drafts, one drawn token, then -1.
+        count: (B,) int64, tokens emitted: ``accepted + 1``, or 0 on an error.
+        accepted: (B,) int64.
+        error: (B,) int64 of :class:`Fault`. Up to MASS: the page's row was refused,
+            and one token of the unchanged target is emitted. STALE, MODE, TARGET:
+            nothing is emitted.
+        no_mass: (B,) bool: an empty computed residual, drawn from p instead.
+        slots: (B,) int64, the slot of each row.
+        round: the round that was verified.
+        round_of_row: (B,) int64, the round the slot's row is of, or -1.
+    """
+
+    tokens: Tensor
+    count: Tensor
+    accepted: Tensor
+    error: Tensor
+    no_mass: Tensor
+    slots: Tensor
+    round: int
+    round_of_row: Tensor
+
+    def read(self) -> tuple[Emitted, ...]:
+        """The results on the host: one copy, which waits for the device.
+
+        Returns:
+            One :class:`Emitted` per request.
+
+        Raises:
+            VerifyError: a slot's row is not of this round. Nothing of that slot was
+                used; the tensors still hold the results of the others.
+        """
+        columns = (
+            self.count,
+            self.accepted,
+            self.error,
+            self.no_mass,
+            self.slots,
+            self.round_of_row,
+        )
+        table = torch.cat([torch.stack(columns, 1).to(torch.int64), self.tokens], 1)
+        rows = []
+        for line in table.tolist():
+            count, accepted, error, no_mass, slot, found, *tokens = line
+            if error == Fault.STALE:
+                raise VerifyError(
+                    f"draft_probs[{slot}].round",
+                    self.round,
+                    "none" if found == NONE else found & (1 << 64) - 1,
+                )
+            rows.append(
+                Emitted(tuple(tokens[:count]), accepted, Fault(error), bool(no_mass))
+            )
+        return tuple(rows)
+
+
+def key_words(
+    keys: Sequence[VerifyKeys], device: torch.device | str | None = None
+) -> Tensor:
+    """Key words of several requests as a tensor, to be made once per request.
+
+    Returns:
+        (B, 4) int64: the two words of ``accept``, then those of ``residual``.
+    """
+    table = [[*key.accept, *key.residual] for key in keys]
+    words = torch.tensor(table, dtype=torch.int64).view(-1, 4)
+    return words.to(device or "cpu", non_blocking=True)
+
+
+def verify(
+    target_probs: Tensor,
+    drafts: DraftProbs,
+    *,
+    slots: Sequence[int] | Tensor,
+    round_: int,
+    positions: Sequence[int] | Tensor,
+    keys: Sequence[VerifyKeys] | Tensor,
+    sampled: Sequence[bool] | Tensor | None = None,
+) -> Verified:
+    """Verify any subset of slots. Does not synchronise; nothing is raised for data.
+
+    Args:
+        target_probs: (B, depth + 1, vocab) float32 or float64, any strides; the
+            target's probabilities after its own processors (from logits:
+            :func:`pp3shm.gpu.target.target_probs`). Rows after the one that ends
+            a request are not used, whatever they hold.
+        drafts: what :meth:`DraftProbs.scatter_q` took from the page of ``round_``.
+        slots: (B,), the slot each request is in.
+        round_: the round to verify.
+        positions: (B,), absolute position of each request's first draft.
+        keys: one per request, or their :func:`key_words`, (B, 4) int64.
+        sampled: (B,), T > 0 of each request; None: all of them.
+
+    Returns:
+        Tensors on the target's device. A request whose row is not of ``round_``, is
+        of the other mode than ``sampled`` says, or meets a bad target row, emits
+        nothing; the others are not touched by it.
+
+    Raises:
+        ConfigError: tensors of other types, shapes or devices than these.
+
+    Source: Leviathan et al., arXiv:2211.17192, algorithm 1; wire page, section 10.
+    """
+    _expect(target_probs, drafts, round_)
+    r = _requests(
+        target_probs,
+        drafts,
+        round_,
+        slots=slots,
+        positions=positions,
+        keys=keys,
+        sampled=sampled,
+    )
+    argmax = None if r.greedy is None else target_probs.argmax(-1)  # first of equals
+    good = _usable(target_probs)
+    accept = _accepts(target_probs, drafts, r, argmax) & good[:, :-1]
+    stop = accept.cumprod(-1).sum(-1)
+    drawn, no_mass = _draw(target_probs, drafts, r, stop)
+    here = stop[:, None]
+    if argmax is not None and r.greedy is not None:
+        drawn = torch.where(r.greedy, argmax.gather(1, here).squeeze(1), drawn)
+    bad = ~good.gather(1, here).squeeze(1) & (r.error < Fault.STALE)
+    error = torch.where(bad, Fault.TARGET, r.error)
+
+    emits = error < Fault.STALE
+    accepted = torch.where(emits, stop, 0)
+    count = torch.where(emits, stop + 1, 0)[:, None]
+    tokens = torch.nn.functional.pad(drafts.drafts[r.row], (0, 1), value=-1)
+    tokens = tokens.scatter(1, here, drawn[:, None])
+    offsets = torch.arange(tokens.shape[1], device=tokens.device)
+    return Verified(
+        tokens=torch.where(offsets < count, tokens, -1),
+        count=count.squeeze(1),
+        accepted=accepted,
+        error=error,
+        no_mass=no_mass & emits,
+        slots=r.slot,
+        round=round_,
+        round_of_row=r.found,
+    )
+
+
+def _expect(target: Tensor, drafts: DraftProbs, round_: int) -> None:
+    """The tensors must be of this package's types; values are looked at elsewhere."""
+    shape = (drafts.depth + 1, drafts.vocab)
+    if target.dim() != 3 or tuple(target.shape[1:]) != shape:
+        raise ConfigError("target_probs.shape", ("B", *shape), tuple(target.shape))
+    if target.dtype not in {torch.float32, torch.float64}:
+        raise ConfigError("target_probs.dtype", "float32 or float64", target.dtype)
+    if target.device != drafts.device:
+        raise ConfigError("target_probs.device", drafts.device, target.device)
+    if not 0 <= round_ < (1 << 64) - 1:
+        raise ConfigError("round", "0 to 2**64 - 2", round_)
+
+
+def _column(values: Sequence[int] | Tensor, name: str, target: Tensor) -> Tensor:
+    """One integer per request as (B,) int64 on the target's device."""
+    if not isinstance(values, torch.Tensor):
+        values = torch.tensor([signed(int(v)) for v in values], dtype=torch.int64)
+    if values.shape != target.shape[:1] or values.is_floating_point():
+        raise ConfigError(
+            name,
+            f"integers {tuple(target.shape[:1])}",
+            f"{values.dtype} {tuple(values.shape)}",
+        )
+    return values.to(target.device, torch.int64, non_blocking=True)
+
+
+def _requests(
+    target: Tensor,
+    drafts: DraftProbs,
+    round_: int,
+    *,
+    slots: Sequence[int] | Tensor,
+    positions: Sequence[int] | Tensor,
+    keys: Sequence[VerifyKeys] | Tensor,
+    sampled: Sequence[bool] | Tensor | None,
+) -> _Requests:
+    """Bring the arguments to the device, and find how each row is to be verified."""
+    slot = _column(slots, "slots", target)
+    row = slot.clamp(0, drafts.max_slots - 1)  # a slot outside holds no round
+    found = torch.where(row == slot, drafts.round_of_slot[row], NONE)
+    greedy = None if sampled is None else _column(sampled, "sampled", target) == 0
+    key = keys if isinstance(keys, torch.Tensor) else key_words(keys)
+    if tuple(key.shape) != (target.shape[0], 4):
+        raise ConfigError("keys", (target.shape[0], 4), tuple(key.shape))
+
+    mode, error = drafts.mode_of_slot[row], drafts.fault_of_slot[row]
+    other = mode == Mode.GREEDY
+    if greedy is not None:
+        other = (other & ~greedy) | ((mode == Mode.SAMPLED) & greedy)
+    error = torch.where(other, Fault.MODE, error)
+    error = torch.where(found == signed(round_), error, Fault.STALE)
+    return _Requests(
+        slot=slot,
+        row=row,
+        found=found,
+        mode=torch.where(error == Fault.NONE, mode, Mode.TARGET_ONLY),
+        error=error,
+        greedy=greedy,
+        position=_column(positions, "positions", target),
+        key=key.to(target.device, torch.int64, non_blocking=True),
+        round=round_,
+    )
+
+
+def _usable(target: Tensor) -> Tensor:
+    """(B, depth + 1) bool: rows without a NaN, an infinity or a negative, with mass."""
+    total, low = target.sum(-1, dtype=torch.float64), target.amin(-1)
+    return (low >= 0.0) & (total > 0.0) & (total < torch.inf)
+
+
+def _accepts(
+    target: Tensor, drafts: DraftProbs, r: _Requests, argmax: Tensor | None
+) -> Tensor:
+    """(B, depth) bool: each draft judged by itself."""
+    draft = drafts.drafts[r.row]
+    column = draft.clamp(min=0)  # -1 stands in rows that accept nothing
+    offsets = torch.arange(drafts.depth, device=draft.device)
+    u = accept_uniform(r.key[:, :2], r.round, r.position[:, None] + offsets)
+    q = drafts.draft_probs[r.row[:, None], offsets, column].double()
+    p = target[:, :-1].gather(2, column[..., None]).squeeze(2).double()
+    accept = (r.mode == Mode.SAMPLED)[:, None] & (u * q < p)
+    if argmax is not None:
+        greedy = (r.mode == Mode.GREEDY)[:, None]
+        accept |= greedy & (argmax[:, :-1] == draft)
+    return accept
+
+
+def _draw(
+    target: Tensor, drafts: DraftProbs, r: _Requests, stop: Tensor
+) -> tuple[Tensor, Tensor]:
+    """(B,) the draw from the row at which acceptance ended, and (B,) ``no_mass``."""
+    request = torch.arange(stop.shape[0], device=stop.device)
+    p = target[request, stop].double()
+    q = drafts.draft_probs[r.row, stop.clamp(max=drafts.depth - 1)].double()
+    residual = (p - q).clamp(min=0.0)
+    corrected = (r.mode == Mode.SAMPLED) & (stop < drafts.depth)
+    no_mass = corrected & ~(residual > 0.0).any(-1)
+    weights = torch.where((corrected & ~no_mass)[:, None], residual, p)
+    uniform = residual_uniform(r.key[:, 2:], r.round, (r.position + stop)[:, None])
+    return inverse_cdf(weights, uniform.squeeze(1)), no_mass
