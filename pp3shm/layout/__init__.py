@@ -1,1 +1,1 @@
-"""TODO."""
+"""Bytes and their meaning: frames, profile, the page, and the ten checks of a REPLY."""
