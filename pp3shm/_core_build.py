@@ -12,6 +12,8 @@ from cffi import FFI
 ROOT = Path(__file__).resolve().parent
 # Order matters: a part may use the types of those before it.
 PARTS = (
+    "proposal/scan",
+    "proposal/draft",
 )
 
 CFLAGS = [
@@ -35,6 +37,7 @@ ffi.set_source(
     depends=[f"pp3shm/{_part}{end}" for _part in PARTS for end in (".h", ".cdef")],
     define_macros=[("_GNU_SOURCE", None)],
     extra_compile_args=CFLAGS,
+    libraries=["m"],
     extra_link_args=["-pthread"],
 )
 

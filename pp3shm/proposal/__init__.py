@@ -1,1 +1,1 @@
-"""TODO."""
+"""Proposals: top-32 supports, dyadic counts, their draw, and the Markov chain."""

@@ -1,1 +1,1 @@
-"""TODO."""
+"""Verification ``standard-v1`` in NumPy: the definition of correct, without torch."""
