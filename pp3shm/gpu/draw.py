@@ -53,8 +53,8 @@ def inverse_cdf(weights: Tensor, uniform: Tensor) -> Tensor:
     vocab = weights.shape[-1]
     running = inclusive_sum(weights)
     point = uniform[:, None] * running[:, -1:]
-    index = torch.arange(vocab, device=weights.device)
+    index = torch.arange(vocab, dtype=torch.int32, device=weights.device)
     positive = weights > 0.0
     first = torch.where(positive & (running > point), index, vocab).amin(-1)
     last = torch.where(positive, index, -1).amax(-1)
-    return torch.where(first < vocab, first, last)
+    return torch.where(first < vocab, first, last).to(torch.int64)

@@ -277,8 +277,8 @@ def _requests(
 
 def _usable(target: Tensor) -> Tensor:
     """(B, depth + 1) bool: rows without a NaN, an infinity or a negative, with mass."""
-    total, low = target.sum(-1, dtype=torch.float64), target.amin(-1)
-    return (low >= 0.0) & (total > 0.0) & (total < torch.inf)
+    low, high = target.amin(-1), target.amax(-1)  # both pass a NaN on
+    return (low >= 0.0) & (high > 0.0) & (high < torch.inf)
 
 
 def _accepts(
@@ -305,9 +305,9 @@ def _draw(
     request = torch.arange(stop.shape[0], device=stop.device)
     p = target[request, stop].double()
     q = drafts.draft_probs[r.row, stop.clamp(max=drafts.depth - 1)].double()
-    residual = (p - q).clamp(min=0.0)
+    residual = q.neg_().add_(p).clamp_(min=0.0)  # in place: rows are large
     corrected = (r.mode == Mode.SAMPLED) & (stop < drafts.depth)
-    no_mass = corrected & ~(residual > 0.0).any(-1)
+    no_mass = corrected & ~(residual.amax(-1) > 0.0)
     weights = torch.where((corrected & ~no_mass)[:, None], residual, p)
     uniform = residual_uniform(r.key[:, 2:], r.round, (r.position + stop)[:, None])
     return inverse_cdf(weights, uniform.squeeze(1)), no_mass
