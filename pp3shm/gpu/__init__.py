@@ -10,19 +10,19 @@ except ModuleNotFoundError as error:
         name="torch",
     ) from error
 
+from pp3shm.gpu.result import VerifiedTensors
 from pp3shm.gpu.scatter import DraftProbs, Fault, Mode
 from pp3shm.gpu.target import target_probs
-from pp3shm.gpu.verify import Emitted, Verified, key_words, verify
+from pp3shm.gpu.verify import key_words, verify
 from pp3shm.gpu.views import Page, ReplyTensors
 
 __all__ = [
     "DraftProbs",
-    "Emitted",
     "Fault",
     "Mode",
     "Page",
     "ReplyTensors",
-    "Verified",
+    "VerifiedTensors",
     "key_words",
     "target_probs",
     "verify",

@@ -9,6 +9,8 @@ import torch
 
 from pp3shm.errors import ConfigError
 from pp3shm.gpu.views import signed
+from pp3shm.layout.tables import SUPPORT, Status
+from pp3shm.rng import MASK64
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,7 +19,6 @@ if TYPE_CHECKING:
 
     from pp3shm.gpu.views import ReplyTensors
 
-SUPPORT = 32
 NONE = -1  # the round of a slot that holds none: 2**64 - 1, as on the wire
 
 
@@ -43,7 +44,7 @@ class Fault(IntEnum):
     MASS = 10
     STALE = 11  # the row is of another round
     MODE = 12  # greedy where the caller says sampled, or the reverse
-    TARGET = 13  # a target row with a NaN, an infinity, a negative, or no mass
+    TARGET = 13  # a target row with a NaN, an infinity, a negative, a mass not 1
 
 
 class _Snapshot(NamedTuple):
@@ -199,7 +200,7 @@ class DraftProbs:
         return out.fill_(-torch.inf).scatter_(2, self._ids, logits.float())
 
     def _expect(self, views: ReplyTensors, round_: int) -> None:
-        if not 0 <= round_ < (1 << 64) - 1:
+        if not 0 <= round_ < MASK64:
             raise ConfigError("round", "0 to 2**64 - 2", round_)
         if views.tokens.device != self.device:
             raise ConfigError("page.device", self.device, views.tokens.device)
@@ -208,7 +209,7 @@ class DraftProbs:
             raise ConfigError("page.tokens", shape, tuple(views.tokens.shape))
 
     def _snapshot(self, views: ReplyTensors, of_round: Tensor) -> _Snapshot:
-        ok = (views.status == 0) & of_round
+        ok = (views.status == Status.OK) & of_round
         drafts = views.tokens.to(torch.int64)  # another dtype: always a copy
         if views.mask is None or views.ids is None or views.q is None:
             return _Snapshot(

@@ -24,7 +24,8 @@ def target_probs(logits: Tensor, temperature: Sequence[float] | Tensor) -> Tenso
 
     Args:
         logits: (B, depth + 1, vocab) of any floating type: the target's, after its
-            own processors, before the temperature. -inf is a masked token.
+            own processors, before the temperature, without padded columns. -inf is a
+            masked token.
         temperature: (B,), T of each request.
 
     Returns:

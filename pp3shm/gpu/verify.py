@@ -10,21 +10,23 @@ The law is that of :mod:`pp3shm.verify`, the reference, which the tests compare 
   1e-16, of an edge. On one device the result of a request does not depend on the rest
   of its batch, nor on the run, nor on the rank.
 
-Nothing here synchronises a device, except :meth:`Verified.read`.
+Nothing here synchronises a device, except :meth:`pp3shm.gpu.result.VerifiedTensors.read`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from pp3shm.errors import ConfigError, VerifyError
+from pp3shm.errors import ConfigError
 from pp3shm.gpu.draw import inverse_cdf
 from pp3shm.gpu.philox import accept_uniform, residual_uniform
+from pp3shm.gpu.result import VerifiedTensors
 from pp3shm.gpu.scatter import NONE, DraftProbs, Fault, Mode
 from pp3shm.gpu.views import signed
+from pp3shm.rng import MASK64
+from pp3shm.verify.reference import MASS_TOLERANCE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -46,83 +48,6 @@ class _Requests(NamedTuple):
     position: Tensor  # (B,) int64, of the first draft
     key: Tensor  # (B, 4) int64
     round: int
-
-
-class Emitted(NamedTuple):
-    """One request's result, on the host.
-
-    Attributes:
-        tokens: what is emitted: the accepted drafts, then one drawn token; empty
-            where ``fault`` is one that emits nothing.
-        accepted: how many of them are drafts.
-        fault: what was wrong with the request's row or target, or NONE.
-        no_mass: the computed residual was empty, and the draw was from p.
-    """
-
-    tokens: tuple[int, ...]
-    accepted: int
-    fault: Fault
-    no_mass: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Verified:
-    """Results of one call, on the target's device; row b is that of ``slots[b]``.
-
-    Attributes:
-        tokens: (B, depth + 1) int64; accepted drafts, one drawn token, then -1.
-        count: (B,) int64, tokens emitted: ``accepted + 1``, or 0 on an error.
-        accepted: (B,) int64.
-        error: (B,) int64 of :class:`Fault`. Up to MASS: the page's row was refused,
-            and one token of the unchanged target is emitted. STALE, MODE, TARGET:
-            nothing is emitted.
-        no_mass: (B,) bool: an empty computed residual, drawn from p instead.
-        slots: (B,) int64, the slot of each row.
-        round: the round that was verified.
-        round_of_row: (B,) int64, the round the slot's row is of, or -1.
-    """
-
-    tokens: Tensor
-    count: Tensor
-    accepted: Tensor
-    error: Tensor
-    no_mass: Tensor
-    slots: Tensor
-    round: int
-    round_of_row: Tensor
-
-    def read(self) -> tuple[Emitted, ...]:
-        """The results on the host: one copy, which waits for the device.
-
-        Returns:
-            One :class:`Emitted` per request.
-
-        Raises:
-            VerifyError: a slot's row is not of this round. Nothing of that slot was
-                used; the tensors still hold the results of the others.
-        """
-        columns = (
-            self.count,
-            self.accepted,
-            self.error,
-            self.no_mass,
-            self.slots,
-            self.round_of_row,
-        )
-        table = torch.cat([torch.stack(columns, 1).to(torch.int64), self.tokens], 1)
-        rows = []
-        for line in table.tolist():
-            count, accepted, error, no_mass, slot, found, *tokens = line
-            if error == Fault.STALE:
-                raise VerifyError(
-                    f"draft_probs[{slot}].round",
-                    self.round,
-                    "none" if found == NONE else found & (1 << 64) - 1,
-                )
-            rows.append(
-                Emitted(tuple(tokens[:count]), accepted, Fault(error), bool(no_mass))
-            )
-        return tuple(rows)
 
 
 def key_words(
@@ -147,14 +72,15 @@ def verify(
     positions: Sequence[int] | Tensor,
     keys: Sequence[VerifyKeys] | Tensor,
     sampled: Sequence[bool] | Tensor | None = None,
-) -> Verified:
+) -> VerifiedTensors:
     """Verify any subset of slots. Does not synchronise; nothing is raised for data.
 
     Args:
         target_probs: (B, depth + 1, vocab) float32 or float64, any strides; the
             target's probabilities after its own processors (from logits:
-            :func:`pp3shm.gpu.target.target_probs`). Rows after the one that ends
-            a request are not used, whatever they hold.
+            :func:`pp3shm.gpu.target.target_probs`). Rows after the one that ends a
+            request are not used, whatever they hold; neither are further rows, nor
+            columns at or above ``vocab`` (padding).
         drafts: what :meth:`DraftProbs.scatter_q` took from the page of ``round_``.
         slots: (B,), the slot each request is in.
         round_: the round to verify.
@@ -173,6 +99,7 @@ def verify(
     Source: Leviathan et al., arXiv:2211.17192, algorithm 1; wire page, section 10.
     """
     _expect(target_probs, drafts, round_)
+    target_probs = target_probs[:, : drafts.depth + 1, : drafts.vocab]
     r = _requests(
         target_probs,
         drafts,
@@ -199,28 +126,31 @@ def verify(
     tokens = torch.nn.functional.pad(drafts.drafts[r.row], (0, 1), value=-1)
     tokens = tokens.scatter(1, here, drawn[:, None])
     offsets = torch.arange(tokens.shape[1], device=tokens.device)
-    return Verified(
+    return VerifiedTensors(
         tokens=torch.where(offsets < count, tokens, -1),
         count=count.squeeze(1),
         accepted=accepted,
         error=error,
         no_mass=no_mass & emits,
+        mode=r.mode,
         slots=r.slot,
-        round=round_,
         round_of_row=r.found,
+        round=round_,
     )
 
 
 def _expect(target: Tensor, drafts: DraftProbs, round_: int) -> None:
     """The tensors must be of this package's types; values are looked at elsewhere."""
-    shape = (drafts.depth + 1, drafts.vocab)
-    if target.dim() != 3 or tuple(target.shape[1:]) != shape:
-        raise ConfigError("target_probs.shape", ("B", *shape), tuple(target.shape))
+    least = (drafts.depth + 1, drafts.vocab)
+    if target.dim() != 3 or target.shape[1] < least[0] or target.shape[2] < least[1]:
+        raise ConfigError(
+            "target_probs.shape", f"(B, {least[0]}, {least[1]})", tuple(target.shape)
+        )
     if target.dtype not in {torch.float32, torch.float64}:
         raise ConfigError("target_probs.dtype", "float32 or float64", target.dtype)
     if target.device != drafts.device:
         raise ConfigError("target_probs.device", drafts.device, target.device)
-    if not 0 <= round_ < (1 << 64) - 1:
+    if not 0 <= round_ < MASK64:
         raise ConfigError("round", "0 to 2**64 - 2", round_)
 
 
@@ -276,9 +206,9 @@ def _requests(
 
 
 def _usable(target: Tensor) -> Tensor:
-    """(B, depth + 1) bool: rows without a NaN, an infinity or a negative, with mass."""
-    low, high = target.amin(-1), target.amax(-1)  # both pass a NaN on
-    return (low >= 0.0) & (high > 0.0) & (high < torch.inf)
+    """(B, depth + 1) bool: rows of finite numbers, none negative, with a mass of 1."""
+    low, mass = target.amin(-1), target.sum(-1)  # NaN and infinities fail both
+    return (low >= 0.0) & ((mass - 1.0).abs() <= MASS_TOLERANCE)
 
 
 def _accepts(

@@ -118,8 +118,7 @@ def test_import_without_torch_names_the_extra():
     assert done.returncode == 1
     last = done.stderr.strip().splitlines()[-1]
     assert last == (
-        "ImportError: pp3shm.gpu: expected torch, found none: "
-        "pip install 'pp3shm[gpu]'"
+        "ImportError: pp3shm.gpu: expected torch, found none: pip install 'pp3shm[gpu]'"
     )
 
 
