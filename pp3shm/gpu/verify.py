@@ -10,7 +10,8 @@ The law is that of :mod:`pp3shm.verify`, the reference, which the tests compare 
   1e-16, of an edge. On one device the result of a request does not depend on the rest
   of its batch, nor on the run, nor on the rank.
 
-Nothing here synchronises a device, except :meth:`pp3shm.gpu.result.VerifiedTensors.read`.
+Nothing here synchronises a device; reading the result does
+(:meth:`pp3shm.gpu.result.VerifiedTensors.read`).
 """
 
 from __future__ import annotations
@@ -82,7 +83,8 @@ def verify(
             request are not used, whatever they hold; neither are further rows, nor
             columns at or above ``vocab`` (padding).
         drafts: what :meth:`DraftProbs.scatter_q` took from the page of ``round_``.
-        slots: (B,), the slot each request is in.
+        slots: (B,), the slot each request is in; values of a tensor are not checked
+            by the host, and one out of range is refused as a row without a round.
         round_: the round to verify.
         positions: (B,), absolute position of each request's first draft.
         keys: one per request, or their :func:`key_words`, (B, 4) int64.
@@ -154,9 +156,14 @@ def _expect(target: Tensor, drafts: DraftProbs, round_: int) -> None:
         raise ConfigError("round", "0 to 2**64 - 2", round_)
 
 
-def _column(values: Sequence[int] | Tensor, name: str, target: Tensor) -> Tensor:
+def _column(
+    values: Sequence[int] | Tensor, name: str, target: Tensor, below: int
+) -> Tensor:
     """One integer per request as (B,) int64 on the target's device."""
     if not isinstance(values, torch.Tensor):
+        for value in values:
+            if not 0 <= value < below:
+                raise ConfigError(name, f"0 to {below - 1}", value)
         values = torch.tensor([signed(int(v)) for v in values], dtype=torch.int64)
     if values.shape != target.shape[:1] or values.is_floating_point():
         raise ConfigError(
@@ -178,10 +185,11 @@ def _requests(
     sampled: Sequence[bool] | Tensor | None,
 ) -> _Requests:
     """Bring the arguments to the device, and find how each row is to be verified."""
-    slot = _column(slots, "slots", target)
-    row = slot.clamp(0, drafts.max_slots - 1)  # a slot outside holds no round
+    slot = _column(slots, "slots", target, drafts.max_slots)
+    # A tensor's values are not known here: a slot outside holds no round.
+    row = slot.clamp(0, drafts.max_slots - 1)
     found = torch.where(row == slot, drafts.round_of_slot[row], NONE)
-    greedy = None if sampled is None else _column(sampled, "sampled", target) == 0
+    greedy = None if sampled is None else _column(sampled, "sampled", target, 2) == 0
     key = keys if isinstance(keys, torch.Tensor) else key_words(keys)
     if tuple(key.shape) != (target.shape[0], 4):
         raise ConfigError("keys", (target.shape[0], 4), tuple(key.shape))
@@ -199,7 +207,7 @@ def _requests(
         mode=torch.where(error == Fault.NONE, mode, Mode.TARGET_ONLY),
         error=error,
         greedy=greedy,
-        position=_column(positions, "positions", target),
+        position=_column(positions, "positions", target, MASK64 + 1),
         key=key.to(target.device, torch.int64, non_blocking=True),
         round=round_,
     )
