@@ -57,14 +57,18 @@ class _Snapshot(NamedTuple):
     q: Tensor  # (B, depth, 32) float32
 
 
-def _require(tensor: Tensor, shape: tuple[int, ...]) -> None:
-    """The caller's own buffer must be dense FP32 of exactly this shape."""
+def _require(
+    name: str, tensor: Tensor, shape: tuple[int, ...], device: torch.device
+) -> None:
+    """The caller's own buffer must be dense FP32 of exactly this shape, here."""
     if tensor.dtype != torch.float32:
-        raise ConfigError("draft_probs.dtype", torch.float32, tensor.dtype)
+        raise ConfigError(f"{name}.dtype", torch.float32, tensor.dtype)
     if tuple(tensor.shape) != shape:
-        raise ConfigError("draft_probs.shape", shape, tuple(tensor.shape))
+        raise ConfigError(f"{name}.shape", shape, tuple(tensor.shape))
+    if tensor.device != device:
+        raise ConfigError(f"{name}.device", device, tensor.device)
     if not tensor.is_contiguous():
-        raise ConfigError("draft_probs", "contiguous", f"strides {tensor.stride()}")
+        raise ConfigError(name, "contiguous", f"strides {tensor.stride()}")
 
 
 class DraftProbs:
@@ -76,7 +80,7 @@ class DraftProbs:
         max_slots: slots, as in the profile.
         depth: drafts per slot.
         vocab: size of the target's vocabulary, at least 32.
-        device: where everything lives; not with ``draft_probs``.
+        device: where everything lives; None: where ``draft_probs`` does, or the CPU.
         draft_probs: the caller's own buffer, used instead of a new one; erased here.
 
     Attributes:
@@ -108,9 +112,9 @@ class DraftProbs:
             draft_probs = torch.empty(
                 shape, dtype=torch.float32, device=device or "cpu"
             )
-        elif device is not None and torch.device(device) != draft_probs.device:
-            raise ConfigError("draft_probs.device", device, draft_probs.device)
-        _require(draft_probs, shape)
+        # An empty tensor knows which "cuda" is meant.
+        here = draft_probs if device is None else torch.empty(0, device=device)
+        _require("draft_probs", draft_probs, shape, here.device)
         self.draft_probs = draft_probs.zero_()
         self.max_slots, self.depth, self.vocab = shape
         self.device = draft_probs.device
@@ -193,7 +197,7 @@ class DraftProbs:
             raise ConfigError("temperature", (self.max_slots,), tuple(scale.shape))
         if out is None:
             out = torch.empty_like(self.draft_probs)
-        _require(out, (self.max_slots, self.depth, self.vocab))
+        _require("out", out, tuple(self.draft_probs.shape), self.device)
         q = self.draft_probs.gather(2, self._ids).double()
         # A product with log 0 is NaN at T = 0, where nobody reads the row.
         logits = torch.where(q > 0.0, scale.view(-1, 1, 1) * q.log(), -torch.inf)

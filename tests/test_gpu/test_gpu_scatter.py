@@ -296,8 +296,9 @@ def test_a_buffer_of_another_kind_is_refused_by_name(place, make):
     with pytest.raises(ConfigError) as caught:
         DraftProbs(4, 5, 50, draft_probs=make())
     assert caught.value.place == place
-    with pytest.raises(ConfigError):
+    with pytest.raises(ConfigError) as caught:
         DraftProbs(4, 5, 50).draft_logits(1.0, out=make())
+    assert caught.value.place == place.replace("draft_probs", "out")
 
 
 def test_sizes_devices_and_rounds_out_of_range_are_refused(pages):
@@ -306,6 +307,8 @@ def test_sizes_devices_and_rounds_out_of_range_are_refused(pages):
             DraftProbs(*sizes)
     with pytest.raises(ConfigError, match=r"draft_probs\.device"):
         DraftProbs(4, 5, 50, device="meta", draft_probs=torch.zeros(4, 5, 50))
+    with pytest.raises(ConfigError, match=r"out\.device"):
+        DraftProbs(4, 5, 50).draft_logits(1.0, torch.zeros(4, 5, 50, device="meta"))
     drafts = DraftProbs(4, 5, 50, pages.device)
     views = pages.load({}, 1)
     for round_ in (-1, 2**64 - 1, 2**64):

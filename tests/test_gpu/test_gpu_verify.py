@@ -2,6 +2,7 @@
 
 import json
 import math
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 from pp3shm.gpu import DraftProbs, target_probs, verify
+from pp3shm.rng import accept_uniform
 from pp3shm.verify.keys import VerifyKeys
 
 VECTORS = Path(__file__).parents[1] / "vectors"
@@ -160,3 +162,34 @@ def test_strides_dtype_and_padding_of_the_target_change_nothing(pages, make_roun
             padded,
         ):
             assert expected == _bits(case.run(target=target))
+
+
+def test_no_requests_give_no_results(make_round):
+    """An engine's batch may hold none that speculates."""
+    case = make_round(np.random.default_rng(27), 40, 4)
+    found = case.run([]).read()
+    assert found.tokens.shape == (0, 5)
+    assert found.errors == ()
+
+
+def test_acceptance_is_the_exact_comparison_of_rationals(make_round):
+    """The target's p is u * q rounded to FP32, or the FP32 next to it."""
+    random = np.random.default_rng(28)
+    seen = {True: 0, False: 0}
+    for _ in range(100):
+        case = make_round(random, 64, 4, modes=[0, 0, 0, 0])
+        expected = []
+        for slot, row in case.rows.items():
+            draft, place = int(row.drafts[0]), case.positions[slot]
+            q = float(row.q[0, row.ids[0] == draft][0])
+            u = accept_uniform(case.keys[slot].accept, case.round, place)
+            p = np.nextafter(np.float32(u * q), np.float32(random.integers(0, 2)))
+            p = random.choice([p, np.float32(u * q)])
+            case.target[slot, 0] = 0.0
+            case.target[slot, 0, draft] = p
+            case.target[slot, 0, (draft + 1) % 64] = np.float32(1.0) - p
+            expected.append(Fraction(u) * Fraction(q) < Fraction(float(p)))
+            seen[expected[-1]] += 1
+        found = case.run()
+        assert expected == (found.accepted > 0).tolist()
+    assert min(seen.values()) > 100
