@@ -61,6 +61,14 @@ def test_an_id_of_weight_zero_is_never_drawn(device, summed, monkeypatch):
             assert (weights[np.arange(8), drawn.tolist()] > 0.0).all()
 
 
+def test_a_point_on_an_edge_belongs_to_the_id_above(device):
+    """The cumulative weight must exceed it; an id of weight 0 on the way is passed."""
+    weights = torch.tensor([[0.25, 0.25, 0.0, 0.5]], dtype=torch.float64, device=device)
+    for uniform, drawn in ((0.0, 0), (0.25, 1), (0.5, 3), (0.75, 3)):
+        point = torch.tensor([uniform], dtype=torch.float64, device=device)
+        assert inverse_cdf(weights, point).tolist() == [drawn]
+
+
 def test_a_point_that_no_sum_exceeds_takes_the_last_positive_id(device):
     weights = torch.tensor([[0.0, 1.0, 0.0, 2.0, 0.0]], dtype=torch.float64)
     uniform = torch.ones(1, dtype=torch.float64)  # past every uniform there is
