@@ -12,6 +12,10 @@ from cffi import FFI
 ROOT = Path(__file__).resolve().parent
 # Order matters: a part may use the types of those before it.
 PARTS = (
+    "layout/crc",
+    "layout/step",
+    "layout/page",
+    "layout/accept",
     "proposal/scan",
     "proposal/draft",
 )

@@ -66,6 +66,8 @@ class PrefixDigest:
     def copy(self) -> "PrefixDigest":
         """An independent digest of the same prefix."""
         twin = PrefixDigest()
-        twin._hash = self._hash.copy()  # noqa: SLF001  # its own class
+        twin._hash = self._hash.copy()
         twin.length = self.length
         return twin
+
+    __copy__ = copy  # a plain shallow copy would share the running hash
