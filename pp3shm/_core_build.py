@@ -17,6 +17,7 @@ PARTS = (
     "layout/page",
     "layout/accept",
     "proposal/scan",
+    "proposal/top",
     "proposal/draft",
 )
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from enum import Enum
+from operator import index
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -166,6 +167,8 @@ def counter_of(round_: int, position: int) -> Words:
     Raises:
         ConfigError: one of them does not fit 64 bits.
     """
+    # A NumPy integer, as a page's view gives it, would wrap around in the products.
+    round_, position = index(round_), index(position)
     if not (0 <= round_ <= MASK64 and 0 <= position <= MASK64):
         raise ConfigError("counter", "two numbers of 64 bits", (round_, position))
     return round_ & MASK32, round_ >> 32, position & MASK32, position >> 32

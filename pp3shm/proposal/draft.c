@@ -5,6 +5,7 @@
 #include <stddef.h>
 
 #include "scan.h"
+#include "top.h"
 
 #define MASS 16777216 /* 2^24 */
 
@@ -139,70 +140,26 @@ int pp3_draft_row(const float *z, const float *bias, uint32_t vocab, uint32_t k,
 
 /* ---- the low-rank bias ---- */
 
-#define BLOCK 512u /* entries of right that stay in L1 while all rows use them */
-
-/* to[i] (+)= factor * from[i]; the build forbids a fused multiply-add. */
-#define SCALE_ADD                                                                      \
-    if (first)                                                                         \
-        for (uint32_t i = 0; i < n; i++)                                               \
-            to[i] = factor * from[i];                                                  \
-    else                                                                               \
-        for (uint32_t i = 0; i < n; i++)                                               \
-            to[i] += factor * from[i]
-
-typedef void scale_add_fn(float *restrict to, const float *restrict from, float factor,
-                          int first, uint32_t n);
-
-static void scale_add(float *restrict to, const float *restrict from, float factor,
-                      int first, uint32_t n)
-{
-    SCALE_ADD;
-}
-
-#if defined(__x86_64__)
-__attribute__((target("avx2"))) static void
-scale_add_avx2(float *restrict to, const float *restrict from, float factor, int first,
-               uint32_t n)
-{
-    SCALE_ADD;
-}
-
-__attribute__((target("avx512f,prefer-vector-width=512"))) static void
-scale_add_avx512(float *restrict to, const float *restrict from, float factor,
-                 int first, uint32_t n)
-{
-    SCALE_ADD;
-}
-#endif
-
-static scale_add_fn *scale_add_here(void)
-{
-#if defined(__x86_64__)
-    int path = pp3_scan_path();
-    if (path == PP3_SCAN_AVX512)
-        return scale_add_avx512;
-    if (path == PP3_SCAN_AVX2)
-        return scale_add_avx2;
-#endif
-    return scale_add;
-}
+#define BLOCK 512u /* entries, and */
+#define TERMS 8u   /* rows of right, that stay in L1 while all requests use them */
 
 /* scratch[row] = left[previous[row]] @ right, for the rows that have a previous token.
  * Block by block: right is far larger than the caches, and is to pass through once. */
 static void low_rank(const struct pp3_chain *c, const int32_t *previous, size_t stride,
                      const float *left, const float *right, float *scratch)
 {
-    scale_add_fn *add = scale_add_here();
+    const struct pp3_scan *use = pp3_scan_here();
     for (uint32_t from = 0; from < c->vocab; from += BLOCK) {
         uint32_t n = c->vocab - from < BLOCK ? c->vocab - from : BLOCK;
-        for (uint32_t r = 0; r < c->rank; r++)
-            for (uint32_t row = 0; row < c->rows; row++) {
-                int32_t token = previous[row * stride];
-                if (token >= 0)
-                    add(scratch + (size_t)row * c->vocab + from,
-                        right + (size_t)r * c->vocab + from,
-                        left[(size_t)token * c->rank + r], r == 0, n);
-            }
+        for (uint32_t r = 0; r < c->rank; r += TERMS) {
+            uint32_t terms = c->rank - r < TERMS ? c->rank - r : TERMS;
+            for (uint32_t row = 0; row < c->rows; row++)
+                if (previous[row * stride] >= 0)
+                    use->add_scaled(scratch + (size_t)row * c->vocab + from,
+                                    right + (size_t)r * c->vocab + from, c->vocab,
+                                    left + (size_t)previous[row * stride] * c->rank + r,
+                                    terms, r == 0, n);
+        }
     }
 }
 

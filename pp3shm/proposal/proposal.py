@@ -10,8 +10,15 @@ import numpy as np
 
 from pp3shm._core import ffi, lib
 from pp3shm.errors import ConfigError, ProposalError
-from pp3shm.proposal.reference import SUPPORT, TAU_MILLI, Rule, place_of
-from pp3shm.rng import MASK32, MASK64, Key
+from pp3shm.proposal.arguments import (
+    RULES,
+    bias_row,
+    check_counter,
+    check_numbers,
+    floats,
+    previous_tokens,
+)
+from pp3shm.proposal.reference import MASS, SUPPORT, TAU_MILLI, Rule, place_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,11 +26,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from pp3shm.proposal.markov import Bias, Markov
-
-RULES: dict[str, int] = {
-    "floor-first": lib.PP3_FLOOR_FIRST,
-    "largest-remainder": lib.PP3_LARGEST_REMAINDER,
-}
+    from pp3shm.rng import Key
 
 
 class Proposal(NamedTuple):
@@ -91,23 +94,53 @@ def propose_row(
         ConfigError: an argument of another type, shape or range.
         ProposalError: the logits hold a NaN or +inf, or nothing finite.
     """
-    row = _floats("logits", logits, 1)
-    _check_numbers(row.shape[0], k, tau_milli, rule)
-    _check_counter(round, [position])
-    added = None if bias is None else _bias_row("bias", bias, row.shape[0])
-    ids = np.empty(k, np.int32)
-    q = np.empty(k, np.float32)
-    token = ffi.new("int32_t *")
-    confidence = ffi.new("float *")
-    fault = ffi.new("struct pp3_draft_fault *")
-    kind = lib.pp3_draft_row(
+    row = floats("logits", logits, 1)
+    check_numbers(row.shape[0], k, tau_milli, rule)
+    check_counter(round, [position])
+    added = None if bias is None else bias_row("bias", bias, row.shape[0])
+    one = _One(k)
+    if lib.pp3_draft_row(
         _in(row), ffi.NULL if added is None else _in(added), row.shape[0], k,
-        tau_milli, RULES[rule], key, round, position, _out("int32_t[]", ids),
-        _out("float[]", q), token, confidence, fault,
-    )  # fmt: skip
-    if kind:
-        raise _error(fault)
-    return Proposal(ids, q, token[0], confidence[0])
+        tau_milli, RULES[rule], key, round, position, *one.out,
+    ):  # fmt: skip
+        raise _error(one.fault)
+    return one.proposal()
+
+
+def propose_draw24(
+    logits: NDArray[np.float32],
+    draw24: int,
+    *,
+    tau_milli: int = TAU_MILLI,
+    rule: Rule = "floor-first",
+    k: int = SUPPORT,
+) -> Proposal:
+    """Drafts one token by a draw that is given.
+
+    Args:
+        logits: (vocab,) float32; -inf masks a token.
+        draw24: integer in ``[0, 2**24)``.
+        tau_milli: temperature in thousandths, at least 1.
+        rule: who gets what rounding down leaves over.
+        k: size of the support, 1 to 32.
+
+    Returns:
+        The proposal.
+
+    Raises:
+        ConfigError: an argument of another type, shape or range.
+        ProposalError: the logits hold a NaN or +inf, or nothing finite.
+    """
+    row = floats("logits", logits, 1)
+    check_numbers(row.shape[0], k, tau_milli, rule)
+    if not 0 <= draw24 < MASS:
+        raise ConfigError("draw24", f"0 to {MASS - 1}", draw24)
+    one = _One(k)
+    if lib.pp3_propose(
+        _in(row), ffi.NULL, row.shape[0], k, tau_milli, RULES[rule], draw24, *one.out
+    ):
+        raise _error(one.fault)
+    return one.proposal()
 
 
 def propose_chain(
@@ -152,11 +185,11 @@ def propose_chain(
         ConfigError: an argument of another type, shape or range.
         ProposalError: logits hold a NaN or +inf, or nothing finite.
     """
-    base = _floats("logits", logits, 3)
+    base = floats("logits", logits, 3)
     n, depth, vocab = base.shape
-    _check_numbers(vocab, k, tau_milli, rule)
-    _check_counter(round, positions, depth)
-    before = _previous(previous, n, vocab)
+    check_numbers(vocab, k, tau_milli, rule)
+    check_counter(round, positions, depth)
+    before = previous_tokens(previous, n, vocab)
     for name, given in (("keys", keys), ("positions", positions)):
         if len(given) != n:
             raise ConfigError(name, f"{n}, one per request", len(given))
@@ -174,6 +207,27 @@ def propose_chain(
             if error is not None:
                 raise error
     return out._replace(errors=errors)
+
+
+class _One:
+    """Where the C core puts one proposal; ``out`` are its last arguments."""
+
+    def __init__(self, k: int) -> None:
+        self.ids = np.empty(k, np.int32)
+        self.q = np.empty(k, np.float32)
+        self.token = ffi.new("int32_t *")
+        self.confidence = ffi.new("float *")
+        self.fault = ffi.new("struct pp3_draft_fault *")
+        self.out = (
+            _out("int32_t[]", self.ids),
+            _out("float[]", self.q),
+            self.token,
+            self.confidence,
+            self.fault,
+        )
+
+    def proposal(self) -> Proposal:
+        return Proposal(self.ids, self.q, self.token[0], self.confidence[0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,8 +268,8 @@ class _Work:
         left = ffi.NULL if markov is None else markov.left_pointer
         right = ffi.NULL if markov is None else markov.right_pointer
         code = lib.pp3_draft_chain(
-            chain, _in(self.logits), [word for key in self.keys for word in key],
-            self.positions, self.previous, left, right,
+            chain, _in(self.logits), [int(word) for key in self.keys for word in key],
+            [int(position) for position in self.positions], self.previous, left, right,
             ffi.NULL if scratch is None else _out("float[]", scratch),
             _out("int32_t[]", self.out.ids), _out("float[]", self.out.q),
             _out("int32_t[]", self.out.tokens), _out("float[]", self.out.confidence),
@@ -241,7 +295,7 @@ class _Work:
         for i in range(depth):
             added = None
             if before >= 0:
-                added = _bias_row(f"markov({before})", bias(before), vocab)
+                added = bias_row(f"markov({before})", bias(before), vocab)
             kind = lib.pp3_draft_row(
                 _in(self.logits[row, i]), ffi.NULL if added is None else _in(added),
                 vocab, self.k, self.tau_milli, RULES[self.rule], self.keys[row],
@@ -265,51 +319,6 @@ def _error(fault: Any, *where: int) -> ProposalError:
     if fault.kind == -errno.ENODATA:
         return ProposalError(place_of(*where), "a finite entry", "only -inf")
     return ProposalError(place_of(*where), "shares of 2**24", f"error {fault.kind}")
-
-
-def _floats(name: str, array: NDArray[np.float32], axes: int) -> NDArray[np.float32]:
-    """The array as C reads it. Another dtype is refused: rounding is the caller's."""
-    if array.dtype != np.float32 or array.ndim != axes or 0 in array.shape:
-        raise ConfigError(
-            name, f"{axes} axes of float32", f"{array.dtype} {array.shape}"
-        )
-    return np.ascontiguousarray(array)
-
-
-def _bias_row(name: str, row: NDArray[np.float32], vocab: int) -> NDArray[np.float32]:
-    checked = _floats(name, row, 1)
-    if checked.shape[0] != vocab:
-        raise ConfigError(name, f"{vocab} entries", checked.shape[0])
-    return checked
-
-
-def _check_numbers(vocab: int, k: int, tau_milli: int, rule: str) -> None:
-    if not 1 <= k <= min(SUPPORT, vocab):
-        raise ConfigError("k", f"1 to {min(SUPPORT, vocab)}", k)
-    if not 1 <= tau_milli <= MASK32:
-        raise ConfigError("tau_milli", f"1 to {MASK32}", tau_milli)
-    if rule not in RULES:
-        raise ConfigError("rule", " or ".join(RULES), rule)
-
-
-def _check_counter(round_: int, positions: Sequence[int], depth: int = 1) -> None:
-    if not 0 <= round_ <= MASK64:
-        raise ConfigError("round", "a number of 64 bits", round_)
-    for position in positions:
-        if not 0 <= position <= MASK64 - (depth - 1):
-            raise ConfigError("position", "a number of 64 bits", position)
-
-
-def _previous(given: Sequence[int | None] | None, n: int, vocab: int) -> list[int]:
-    """The previous tokens as C wants them: -1 where there is none."""
-    if given is None:
-        return [-1] * n
-    if len(given) != n:
-        raise ConfigError("previous", f"{n}, one per request", len(given))
-    for token in given:
-        if token is not None and not 0 <= token < vocab:
-            raise ConfigError("previous", f"None, or 0 to {vocab - 1}", token)
-    return [-1 if token is None else token for token in given]
 
 
 def _in(array: NDArray[np.float32]) -> Any:

@@ -5,79 +5,64 @@
 #include <stdatomic.h>
 #include <string.h>
 
-/* How it works: a tournament of spans.
- *
- * The row is cut into spans and the maximum of each is taken: the one full pass. Let t
- * be the k-th largest of the maxima. k spans hold an entry of at least t, so the k
- * largest entries all are at least t: a span whose maximum is below t is out. Of spans
- * whose maximum equals t the first k stay: each holds an entry equal to t, and ties go
- * to the lower id. Fewer than k spans have a larger maximum, so at most 2k - 1 stay,
- * whatever the row looks like: ascending, constant, or rounded to bf16. They are cut
- * again, until spans are single entries; then "the first k that equal t" is the answer
- * itself, less those above t.
- */
-#define FANOUT 16u      /* spans are cut into this many */
-#define ENTRIES 32u     /* a span this short is cut into single entries */
-#define COARSE 512u     /* first spans, FANOUT * ENTRIES */
-#define SPANS_MAX 1024u /* of the first level; longer rows get longer first spans */
-/* The widest level: all that may stay, cut into single entries. */
-#define WIDEST ((2u * PP3_SUPPORT_MAX - 1u) * ENTRIES)
-
-_Static_assert(COARSE == FANOUT * ENTRIES, "a coarse span is cut twice");
-_Static_assert(WIDEST >= SPANS_MAX, "one array serves every level");
-_Static_assert(sizeof(float) == 4, "logits are FP32");
-
-/* Maxima of consecutive spans of a row of n entries, the last perhaps shorter.
- * Returns whether an entry was NaN; such an entry loses every comparison. */
-typedef int maxima_fn(const float *z, const float *bias, size_t n, size_t span,
-                      float *out);
-
-/* How many of n keys are at least `least`. */
-typedef uint32_t count_fn(const int32_t *keys, uint32_t n, int32_t least);
-
 static float entry(const float *z, const float *bias, size_t i)
 {
     return bias ? z[i] + bias[i] : z[i];
 }
 
+/* The end of a span that fills no vector. */
+static inline float tail_max(const float *z, const float *bias, size_t i, size_t end,
+                             float most, int *nan)
+{
+    for (; i < end; i++) {
+        float x = entry(z, bias, i);
+        most = x > most ? x : most;
+        *nan |= x != x;
+    }
+    return most;
+}
+
 /* ---- portable ---- */
 
-#define LANES 16u
+/* Four floats: a register of any architecture this is likely to meet. */
+typedef float four __attribute__((vector_size(16)));
+typedef int32_t four_bits __attribute__((vector_size(16)));
+#define FOURS 4u /* kept apart, so that comparisons need not wait for each other */
+
+static inline four load_four(const float *from)
+{
+    four x;
+    memcpy(&x, from, sizeof x);
+    return x;
+}
 
 static int maxima_portable(const float *z, const float *bias, size_t n, size_t span,
                            float *out)
 {
     int nan = 0;
+    four_bits odd[FOURS] = {{0}};
     for (size_t from = 0; from < n; from += span) {
         size_t end = n - from < span ? n : from + span;
         size_t i = from;
-        float lane[LANES];
-        int32_t odd[LANES] = {0};
-        for (unsigned j = 0; j < LANES; j++)
-            lane[j] = -INFINITY;
-        for (; i + LANES <= end; i += LANES) {
-            float x[LANES];
-            memcpy(x, z + i, sizeof x);
-            if (bias)
-                for (unsigned j = 0; j < LANES; j++)
-                    x[j] += bias[i + j];
-            for (unsigned j = 0; j < LANES; j++) {
-                lane[j] = x[j] > lane[j] ? x[j] : lane[j];
-                odd[j] |= x[j] != x[j];
+        four most[FOURS];
+        for (unsigned j = 0; j < FOURS; j++)
+            most[j] = (four){-INFINITY, -INFINITY, -INFINITY, -INFINITY};
+        for (; i + 4 * FOURS <= end; i += 4 * FOURS)
+            for (unsigned j = 0; j < FOURS; j++) {
+                four x = load_four(z + i + 4 * j);
+                if (bias)
+                    x += load_four(bias + i + 4 * j);
+                four_bits more = x > most[j];
+                odd[j] |= x != x;
+                most[j] = (four)((more & (four_bits)x) | (~more & (four_bits)most[j]));
             }
-        }
-        float most = -INFINITY;
-        for (unsigned j = 0; j < LANES; j++) {
-            most = lane[j] > most ? lane[j] : most;
-            nan |= odd[j];
-        }
-        for (; i < end; i++) {
-            float x = entry(z, bias, i);
-            most = x > most ? x : most;
-            nan |= x != x;
-        }
-        *out++ = most;
+        float best = -INFINITY;
+        for (unsigned j = 0; j < 4 * FOURS; j++)
+            best = most[j / 4][j % 4] > best ? most[j / 4][j % 4] : best;
+        *out++ = tail_max(z, bias, i, end, best, &nan);
     }
+    for (unsigned j = 0; j < 4 * FOURS; j++)
+        nan |= odd[j / 4][j % 4] != 0;
     return nan;
 }
 
@@ -93,18 +78,6 @@ static uint32_t count_portable(const int32_t *keys, uint32_t n, int32_t least)
 
 #if defined(__x86_64__)
 #include <immintrin.h>
-
-/* Short tail of a span, and what both vector paths share. */
-static inline float tail_max(const float *z, const float *bias, size_t i, size_t end,
-                             float most, int *nan)
-{
-    for (; i < end; i++) {
-        float x = entry(z, bias, i);
-        most = x > most ? x : most;
-        *nan |= x != x;
-    }
-    return most;
-}
 
 __attribute__((target("avx2"))) static inline float reduce_avx2(__m256 v)
 {
@@ -201,18 +174,64 @@ count_avx512(const int32_t *keys, uint32_t n, int32_t least)
 }
 #endif
 
+/* ---- the low-rank bias ---- */
+
+/* Four terms a pass, so that to[] is loaded and stored once for four additions; they
+ * still happen one after the other. The build forbids fused multiply-adds. */
+static inline __attribute__((always_inline)) void
+add_scaled(float *restrict to, const float *restrict from, size_t stride,
+           const float *restrict factor, uint32_t terms, int first, uint32_t n)
+{
+    uint32_t r = 0;
+    if (first) {
+        for (uint32_t i = 0; i < n; i++)
+            to[i] = factor[0] * from[i];
+        r = 1;
+    }
+    for (; r + 4 <= terms; r += 4) {
+        const float *row = from + r * stride, *f = factor + r;
+        for (uint32_t i = 0; i < n; i++) {
+            float sum = to[i] + f[0] * row[i];
+            sum += f[1] * row[stride + i];
+            sum += f[2] * row[2 * stride + i];
+            to[i] = sum + f[3] * row[3 * stride + i];
+        }
+    }
+    for (; r < terms; r++)
+        for (uint32_t i = 0; i < n; i++)
+            to[i] += factor[r] * from[r * stride + i];
+}
+
+static void add_scaled_portable(float *restrict to, const float *restrict from,
+                                size_t stride, const float *restrict factor,
+                                uint32_t terms, int first, uint32_t n)
+{
+    add_scaled(to, from, stride, factor, terms, first, n);
+}
+
+#if defined(__x86_64__)
+__attribute__((target("avx2"))) static void
+add_scaled_avx2(float *restrict to, const float *restrict from, size_t stride,
+                const float *restrict factor, uint32_t terms, int first, uint32_t n)
+{
+    add_scaled(to, from, stride, factor, terms, first, n);
+}
+
+__attribute__((target("avx512f"))) static void
+add_scaled_avx512(float *restrict to, const float *restrict from, size_t stride,
+                  const float *restrict factor, uint32_t terms, int first, uint32_t n)
+{
+    add_scaled(to, from, stride, factor, terms, first, n);
+}
+#endif
+
 /* ---- which of them ---- */
 
-struct kernels {
-    maxima_fn *maxima;
-    count_fn *count;
-};
-
-static const struct kernels KERNELS[PP3_SCAN_PATHS] = {
-    [PP3_SCAN_PORTABLE] = {maxima_portable, count_portable},
+static const struct pp3_scan KERNELS[PP3_SCAN_PATHS] = {
+    [PP3_SCAN_PORTABLE] = {maxima_portable, count_portable, add_scaled_portable},
 #if defined(__x86_64__)
-    [PP3_SCAN_AVX2] = {maxima_avx2, count_avx2},
-    [PP3_SCAN_AVX512] = {maxima_avx512, count_avx512},
+    [PP3_SCAN_AVX2] = {maxima_avx2, count_avx2, add_scaled_avx2},
+    [PP3_SCAN_AVX512] = {maxima_avx512, count_avx512, add_scaled_avx512},
 #endif
 };
 
@@ -249,135 +268,7 @@ int pp3_scan_force(int path)
     return 0;
 }
 
-/* ---- the tournament ---- */
-
-/* FP32 as integers of the same order; adding +0.0 turns -0.0 into 0.0. */
-static int32_t key_of(float x)
+const struct pp3_scan *pp3_scan_here(void)
 {
-    int32_t bits;
-    float plain = x + 0.0f;
-    memcpy(&bits, &plain, sizeof bits);
-    return bits ^ (int32_t)((uint32_t)(bits >> 31) >> 1);
-}
-
-/* A value that at least k of n keys reach and fewer than k exceed, k <= n: built bit by
- * bit from the top, it ends as the k-th largest key. Where exactly k keys reach a value
- * on the way, that one serves as well and ends the search. */
-static int32_t kth_largest(count_fn *count, const int32_t *keys, uint32_t n, uint32_t k)
-{
-    /* Offset by 2^31, so that bits grow upwards from the least key. */
-    uint32_t reached = count(keys, n, 0) >= k ? 0x80000000u : 0u;
-    for (uint32_t bit = 0x40000000u; bit; bit >>= 1) {
-        uint32_t tried = reached | bit;
-        uint32_t have = count(keys, n, (int32_t)(tried ^ 0x80000000u));
-        if (have >= k)
-            reached = tried;
-        if (have == k)
-            break;
-    }
-    return (int32_t)(reached ^ 0x80000000u);
-}
-
-/* A level: n spans of one length, in ascending order of their first ids. */
-struct level {
-    uint32_t n;
-    uint32_t span;
-    uint32_t from[WIDEST];
-    int32_t key[WIDEST];
-};
-
-/* Keeps the spans that can hold one of the k largest; at single entries, with `exact`,
- * those k themselves. If exactly k keys reach a t that none of them equals, those above
- * it are the k that stay, and both budgets of equal ones go unused. */
-static void keep(count_fn *count, struct level *l, uint32_t k, int exact)
-{
-    if (l->n <= k)
-        return;
-    int32_t t = kth_largest(count, l->key, l->n, k);
-    /* t + 1 is a key's value: no entry is above the largest float. */
-    uint32_t equal = exact ? k - count(l->key, l->n, t + 1) : k;
-    uint32_t kept = 0;
-    for (uint32_t i = 0; i < l->n; i++)
-        if (l->key[i] > t || (l->key[i] == t && equal && equal--))
-            l->from[kept++] = l->from[i];
-    l->n = kept;
-}
-
-/* Cuts every span of `from` into `to`. At most WIDEST come out: at most 2k - 1 spans
- * stay, or there were no more than k of them. */
-static void cut(maxima_fn *maxima, const float *z, const float *bias, uint32_t vocab,
-                const struct level *from, struct level *to)
-{
-    float most[ENTRIES];
-    to->n = 0;
-    to->span = from->span <= ENTRIES ? 1 : from->span / FANOUT;
-    for (uint32_t s = 0; s < from->n; s++) {
-        uint32_t at = from->from[s];
-        uint32_t len = vocab - at < from->span ? vocab - at : from->span;
-        const float *part = bias ? bias + at : NULL;
-        if (to->span > 1)
-            (void)maxima(z + at, part, len, to->span, most);
-        for (uint32_t i = 0; i < len; i += to->span) {
-            float x = to->span > 1 ? most[i / to->span] : entry(z + at, part, i);
-            to->from[to->n] = at + i;
-            to->key[to->n++] = key_of(x);
-        }
-    }
-}
-
-static int32_t first_bad(const float *z, const float *bias, uint32_t vocab)
-{
-    for (uint32_t i = 0; i < vocab; i++) {
-        float x = entry(z, bias, i);
-        if (x != x || x == INFINITY)
-            return (int32_t)i;
-    }
-    return -1;
-}
-
-/* The one full pass. 0, or -EDOM. */
-static int first_level(maxima_fn *maxima, const float *z, const float *bias,
-                       uint32_t vocab, struct level *l)
-{
-    float most[SPANS_MAX];
-    uint32_t span = COARSE;
-    while ((vocab - 1) / span >= SPANS_MAX)
-        span *= FANOUT;
-    int nan = maxima(z, bias, vocab, span, most);
-    l->n = (vocab - 1) / span + 1;
-    l->span = span;
-    for (uint32_t i = 0; i < l->n; i++) {
-        l->from[i] = i * span;
-        l->key[i] = key_of(most[i]);
-        nan |= most[i] == INFINITY;
-    }
-    return nan ? -EDOM : 0;
-}
-
-int pp3_top(const float *z, const float *bias, uint32_t vocab, uint32_t k,
-            int32_t *ids, float *values, int32_t *bad)
-{
-    struct level levels[2];
-    struct level *l = &levels[0], *next = &levels[1];
-    *bad = -1;
-    if (k < 1 || k > PP3_SUPPORT_MAX || k > vocab || vocab > INT32_MAX)
-        return -EINVAL;
-    const struct kernels *use = &KERNELS[pp3_scan_path()];
-    if (first_level(use->maxima, z, bias, vocab, l)) {
-        *bad = first_bad(z, bias, vocab);
-        return -EDOM;
-    }
-    while (l->span > 1) {
-        keep(use->count, l, k, 0);
-        cut(use->maxima, z, bias, vocab, l, next);
-        struct level *done = l;
-        l = next;
-        next = done;
-    }
-    keep(use->count, l, k, 1);
-    for (uint32_t i = 0; i < k; i++) {
-        ids[i] = (int32_t)l->from[i];
-        values[i] = entry(z, bias, l->from[i]);
-    }
-    return 0;
+    return &KERNELS[pp3_scan_path()];
 }

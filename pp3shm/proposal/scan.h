@@ -1,40 +1,44 @@
-/* The k largest of a row of FP32 logits, in one pass and a bounded remainder.
- *
- * A row may carry a second one, its bias: then the row is z[i] + bias[i], added in FP32
- * wherever an entry is read and nowhere stored.
- */
+/* Vector loops over rows of FP32 logits, and the choice among them at run time. */
 #ifndef PP3_PROPOSAL_SCAN_H
 #define PP3_PROPOSAL_SCAN_H
 
 #include <stddef.h>
 #include <stdint.h>
 
-#define PP3_SUPPORT_MAX 32
-
-/* Ways to run the vector loops; a build holds those of its architecture. */
-enum pp3_scan {
-    PP3_SCAN_PORTABLE, /* plain C; the compiler's baseline: SSE2, NEON */
+/* Ways to run the loops; a build holds those of its architecture. All give the same
+ * bits. */
+enum pp3_scan_paths {
+    PP3_SCAN_PORTABLE, /* four floats at a time: SSE2, NEON, or what there is */
     PP3_SCAN_AVX2,
     PP3_SCAN_AVX512,
     PP3_SCAN_PATHS
 };
 
-/* The path in use: the best this CPU has, unless one was forced. */
+struct pp3_scan {
+    /* Maxima of consecutive spans of a row of n entries z[i] + bias[i] (bias may be
+     * NULL), the last span perhaps shorter. Returns whether an entry was NaN; such an
+     * entry loses every comparison. */
+    int (*maxima)(const float *z, const float *bias, size_t n, size_t span, float *out);
+
+    /* How many of n keys are at least `least`, which is above INT32_MIN. */
+    uint32_t (*count)(const int32_t *keys, uint32_t n, int32_t least);
+
+    /* to[i] += factor[r] * from[r * stride + i] for r = 0, 1, ... below terms, in this
+     * order, each operation rounded; where first, to[] is the product of r = 0 at
+     * first. */
+    void (*add_scaled)(float *restrict to, const float *restrict from, size_t stride,
+                       const float *restrict factor, uint32_t terms, int first,
+                       uint32_t n);
+};
+
+/* The loops in use: the best this CPU has, unless a path was forced. */
+const struct pp3_scan *pp3_scan_here(void);
+
+/* Their path. */
 int pp3_scan_path(void);
 
 /* For tests: use `path` from now on, in the whole process; negative goes back to the
  * best one. 0, or -ENOTSUP where build or CPU lack it. */
 int pp3_scan_force(int path);
-
-/* The k largest entries of a row, ties to the lower id; 0.0 and -0.0 are equal.
- *
- * ids[k] come out in ascending order with values[k] beside them. -inf counts as the
- * least value, so where fewer than k entries are finite the lowest masked ids complete
- * the support. bias may be NULL.
- * 0, or -EINVAL: k is not in 1..32 or exceeds vocab, or vocab exceeds INT32_MAX;
- * or -EDOM: an entry is NaN or +inf, *bad is the first such id (else -1).
- */
-int pp3_top(const float *z, const float *bias, uint32_t vocab, uint32_t k,
-            int32_t *ids, float *values, int32_t *bad);
 
 #endif
