@@ -23,7 +23,7 @@ from pp3shm.errors import ConfigError
 
 ENVIRONMENT = "PP3SHM_DEMO_DRAFTER"
 FORMAT = "pp3shm-demo-ngram-1"
-_TAU = 0.7  # the temperature at which a proposal is made of logits (wire page, 8)
+TAU = 0.7  # the temperature at which a proposal is made of logits (wire page, 8)
 _IDENTITIES = ("id_map_sha256", "target_sha256")
 # What NumPy, zipfile and json raise on bytes that are not what was saved.
 _MALFORMED = (
@@ -62,8 +62,17 @@ class DemoDrafter(Protocol):
     """A worker's drafter that knows which profile it was made for."""
 
     @property
+    def suffix(self) -> str:
+        """How the name of its file ends."""
+        ...
+
+    @property
     def profile_fields(self) -> dict[str, int | str]:
         """``vocab`` and the identities that the profile of its session must have."""
+        ...
+
+    def save(self, path: Path) -> None:
+        """Write the file another process loads the same drafter from."""
         ...
 
     def logits(
@@ -88,6 +97,8 @@ class NgramDrafter:
             ``draft_sha256``.
     """
 
+    suffix = ".npz"
+
     def __init__(
         self, model: NgramModel, temperature: float, identities: Mapping[str, str]
     ) -> None:
@@ -105,7 +116,7 @@ class NgramDrafter:
             **{name: identities[name] for name in _IDENTITIES},
             "draft_sha256": _draft_identity(model, temperature),
         }
-        self._scale = _TAU / temperature
+        self._scale = TAU / temperature
         self._cache: RowCache[np.float32] = RowCache()
 
     def row(self, context: Tokens) -> NDArray[np.float32]:
