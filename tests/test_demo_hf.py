@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +22,15 @@ transformers = pytest.importorskip("transformers")
 TEXT = "".join(f"Line {i} speaks of {i * i % 89}.\n\n" for i in range(400))
 PADDED = 320  # ids of the models; the tokenizer has 300
 NEAR = {"rtol": 1e-4, "atol": 1e-5}  # FP32 sums in another order
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Models this small only wait for each other's threads."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @dataclass

@@ -120,7 +120,8 @@ def test_about_a_tenth_is_held_out() -> None:
         ("an *emphasised word* and **bold**.", "an emphasised word and bold."),
         ("x = 2 * y * z", "x = 2 * y * z"),
         ('"*args" and "**kwargs"', '"*args" and "**kwargs"'),
-        ("+-----+-----+\n| a   | b   |\n+=====+=====+", "| a   | b   |"),
+        ("Above\n\n+---+---+\n| a | b |\n+===+===+\n\nBelow", "Above\n\nBelow"),
+        ('rule ::= "a"\n         | "b"', 'rule ::= "a"\n         | "b"'),
         (
             "This line was broken by whoever rendered the page\nand goes on here.",
             "This line was broken by whoever rendered the page and goes on here.",

@@ -14,7 +14,7 @@ from pp3shm.demo.text import split_text
 from pp3shm.demo.vocabulary import DEFAULT_SIZE, Vocabulary
 from pp3shm.errors import ConfigError
 
-DEFAULT_TEMPERATURE = 0.8
+DEFAULT_TEMPERATURE = 0.75  # below 1 the n-grams' smoothing shows less
 STRONG_ORDER = 5
 WEAK_ORDER = 2
 MIN_TRAIN = 256  # tokens; with fewer there is no language to model

@@ -24,8 +24,10 @@ _BROKEN_AT = 45  # the renderer breaks at 70 columns; a long word may leave this
 # 512 to 2048 characters up to a blank line; where none comes, 2048 characters.
 _CHUNK = re.compile(r"(?s).{512,2048}?(?:\n\n|\Z)|.{1,2048}")
 
-_RULE = re.compile(
-    r"^[ \t]*(?:([=*\-~^\"'#+.])\1{2,}|[+|][-=+| ]{3,})[ \t]*$\n?", re.MULTILINE
+# A rule under a heading, or a line of a table drawn with characters.
+_DRAWN = re.compile(
+    r"^[ \t]*(?:([=*\-~^\"'#+.])\1{2,}|[+|][-=+| ]{3,}|\|.*\|)[ \t]*$\n?",
+    re.MULTILINE,
 )
 _EMPHASIS = re.compile(
     r"(?<![\w*\"])(\*{1,2})(?=[^\s*])([^*\n\"]+?)(?<=[^\s*])\1(?![\w*\"])"
@@ -88,8 +90,9 @@ def split_text(text: str) -> SplitText:
 def strip_markup(text: str) -> str:
     """Take the typography of rendered reStructuredText off a text.
 
-    Rules under headings and around tables go, as do the asterisks of emphasis; lines
-    broken by the renderer are joined. Code, quotes, bullets and indentation stay.
+    Rules under headings go, and tables drawn with characters, and the asterisks of
+    emphasis; lines broken by the renderer are joined. Code, quotes, bullets and
+    indentation stay.
 
     Args:
         text: one topic as CPython carries it.
@@ -97,7 +100,7 @@ def strip_markup(text: str) -> str:
     Returns:
         The text without them.
     """
-    text = _EMPHASIS.sub(r"\2", _RULE.sub("", text))
+    text = _EMPHASIS.sub(r"\2", _DRAWN.sub("", text))
     return "\n\n".join(_joined(p) for p in re.split(r"\n(?:[ \t]*\n)+", text))
 
 
