@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from pp3shm.demo.drafter import (
     ENVIRONMENT,
+    EnvironmentDrafter,
     NgramDrafter,
-    from_environment,
     load_drafter,
 )
 from pp3shm.demo.ngram import NgramModel
@@ -64,7 +64,7 @@ def test_the_file_gives_the_same_logits_and_identities(file: Path) -> None:
 def test_another_process_loads_the_drafter_the_environment_names(file: Path) -> None:
     code = (
         "from pp3shm.demo.drafter import from_environment;"
-        "print(from_environment().profile_fields['draft_sha256'])"
+        "print(from_environment.profile_fields['draft_sha256'])"
     )
     ran = subprocess.run(
         [sys.executable, "-c", code],
@@ -111,10 +111,10 @@ def test_an_unset_variable_or_missing_file_is_named(
 ) -> None:
     monkeypatch.delenv(ENVIRONMENT, raising=False)
     with pytest.raises(ConfigError, match=ENVIRONMENT):
-        from_environment()
+        _ = EnvironmentDrafter().profile_fields
     monkeypatch.setenv(ENVIRONMENT, str(tmp_path / "missing.npz"))
     with pytest.raises(ConfigError, match="No such file"):
-        from_environment()
+        _ = EnvironmentDrafter().profile_fields
     with pytest.raises(ConfigError, match="writable"):
         DRAFTER.save(tmp_path / "missing" / "file.npz")
 

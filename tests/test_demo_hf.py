@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from pp3shm.demo.drafter import ENVIRONMENT, from_environment
+from pp3shm.demo.drafter import ENVIRONMENT, EnvironmentDrafter
 from pp3shm.demo.hf import HfDrafter, HfTarget, load_drafter, load_pair
 from pp3shm.demo.hfmodel import HfModel, load_model
 from pp3shm.demo.vocabulary import Vocabulary
@@ -184,7 +184,7 @@ def test_the_worker_loads_the_very_model(
     pair = load_pair(*names, TEXT, temperature=0.9)
     variables = pair.save_drafter(tmp_path)
     monkeypatch.setenv(ENVIRONMENT, variables[ENVIRONMENT])
-    loaded = from_environment()
+    loaded = EnvironmentDrafter()
     assert loaded.profile_fields == pair.profile_fields
     rows, none = [Row(0, 1, np.arange(5, dtype=np.int32))], np.empty((1, 0), np.int32)
     np.testing.assert_array_equal(

@@ -1,5 +1,6 @@
 """The demo's pair of n-grams: one vocabulary, a drafter that meets its target."""
 
+import importlib
 from pathlib import Path
 
 import numpy as np
@@ -7,8 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pp3shm.demo.drafter import ENVIRONMENT, NgramDrafter, load_drafter
-from pp3shm.demo.pair import ModelPair, build_ngram_pair
+from pp3shm.demo.drafter import (
+    ENVIRONMENT,
+    EnvironmentDrafter,
+    NgramDrafter,
+    load_drafter,
+)
+from pp3shm.demo.pair import DRAFTER, ModelPair, build_ngram_pair
 from pp3shm.demo.text import load_text
 from pp3shm.errors import ConfigError
 
@@ -68,6 +74,9 @@ def test_the_worker_loads_the_pairs_drafter(pair: ModelPair, tmp_path: Path) -> 
     variables = pair.save_drafter(tmp_path)
     loaded = load_drafter(Path(variables[ENVIRONMENT]))
     assert loaded.profile_fields == pair.profile_fields
+    module, _, name = DRAFTER.partition(":")
+    found = getattr(importlib.import_module(module), name)
+    assert isinstance(found, EnvironmentDrafter)
 
 
 @given(st.integers(1, 8), st.integers(1, 40))

@@ -55,6 +55,14 @@ def test_one_endless_word_gives_bounded_tokens() -> None:
     assert len(word.encode("a" * 20_000)) >= 20_000 // 32
 
 
+@pytest.mark.parametrize("run", ["x", " ", "ab", "\n "])
+def test_a_run_without_end_is_cut_into_words(run: str) -> None:
+    """A megabyte of it would take hours to learn from as one word, and hangs here."""
+    text = run * (2**20 // len(run))
+    learnt = Vocabulary.train(text, 600)
+    assert learnt.decode(learnt.encode(text)) == text
+
+
 @pytest.mark.parametrize("size", [-1, 0, 32, BYTES - 1, MAX_SIZE + 1])
 def test_a_size_out_of_range_is_refused(size: int) -> None:
     with pytest.raises(ConfigError, match=f"expected {BYTES}..{MAX_SIZE}"):

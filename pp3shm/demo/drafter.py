@@ -11,6 +11,7 @@ import os
 import zipfile
 import zlib
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Protocol
 
@@ -210,26 +211,44 @@ def load_drafter(path: Path) -> NgramDrafter:
     return found
 
 
-def from_environment() -> DemoDrafter:
-    """The drafter in the file that ``PP3SHM_DEMO_DRAFTER`` names.
+class EnvironmentDrafter:
+    """The drafter in the file that ``PP3SHM_DEMO_DRAFTER`` names, loaded when asked.
 
-    A ``.json`` file names a Hugging Face model, any other holds an n-gram.
-
-    Returns:
-        The drafter; ``--drafter pp3shm.demo.drafter:from_environment`` calls this.
-
-    Raises:
-        ConfigError: the variable is not set, or the file is not usable.
+    A ``.json`` file names a Hugging Face model, any other holds an n-gram. An object
+    and not a factory: a worker reads ``profile_fields`` of it as it starts, so that a
+    file it cannot use is an error then, and every session drafts from one model.
     """
-    name = os.environ.get(ENVIRONMENT)
-    if not name:
-        raise ConfigError(f"environment {ENVIRONMENT}", "path of a drafter", "nothing")
-    path = Path(name)
-    if path.suffix == ".json":
-        module = importlib.import_module("pp3shm.demo.hf")  # only then is torch needed
-        drafter: DemoDrafter = module.load_drafter(path)
-        return drafter
-    return load_drafter(path)
+
+    @cached_property
+    def loaded(self) -> DemoDrafter:
+        """The drafter itself.
+
+        Raises:
+            ConfigError: the variable is not set, or the file is not usable.
+        """
+        name = os.environ.get(ENVIRONMENT)
+        if not name:
+            raise ConfigError(
+                f"environment {ENVIRONMENT}", "path of a drafter", "nothing"
+            )
+        path = Path(name)
+        if path.suffix == ".json":
+            # Only then is torch needed; besides, hf imports this module.
+            hf = importlib.import_module("pp3shm.demo.hf")
+            drafter: DemoDrafter = hf.load_drafter(path)
+            return drafter
+        return load_drafter(path)
+
+    @property
+    def profile_fields(self) -> dict[str, int | str]:
+        """``vocab`` and the identities."""
+        return self.loaded.profile_fields
+
+    def logits(
+        self, rows: Sequence[DraftRow], drafted: NDArray[np.int32]
+    ) -> NDArray[np.float32]:
+        """Logits of the next token of each row: (n, vocab) float32."""
+        return self.loaded.logits(rows, drafted)
 
 
 def _counts(
@@ -249,3 +268,7 @@ def _draft_identity(model: NgramModel, temperature: float) -> str:
     """Hex SHA-256 of all that determines the logits."""
     text = f"{FORMAT} {model.sha256} {float(temperature).hex()}"
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+# For ``pp3shm worker --drafter pp3shm.demo.drafter:from_environment``.
+from_environment = EnvironmentDrafter()

@@ -8,7 +8,6 @@ the model gives them, and decode to nothing.
 import hashlib
 import inspect
 import json
-import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -35,6 +34,8 @@ class _Kept:
 
 class HfModel:
     """A causal language model that keeps keys and values per request.
+
+    Calls are made one at a time, as a worker and the demo's loop make them.
 
     Attributes:
         name: the name it was loaded by.
@@ -68,7 +69,6 @@ class HfModel:
         # The library renamed the argument; what was renamed warns under the old name.
         self._cache_name = "cache" if "cache" in forward else "past_key_values"
         self._kept: OrderedDict[tuple[int, int], _Kept] = OrderedDict()
-        self._lock = threading.Lock()  # a worker may serve engines from threads
 
     def logits(
         self, slot: int, generation: int, tokens: Sequence[int], count: int
@@ -93,7 +93,7 @@ class HfModel:
             raise ConfigError(
                 f"model {self.name}: tokens", f"{count}..{longest}", len(tokens)
             )
-        with self._lock, self._torch.inference_mode():
+        with self._torch.inference_mode():
             if not self._keeps:
                 return self._forward(tokens, count, None)
             key = (slot, generation)
@@ -127,8 +127,7 @@ class HfModel:
         """Of at most 256 tokens, each after those before it (the first has none)."""
         ids = tokens[: min(_JUDGED_TOKENS, self.max_positions or _JUDGED_TOKENS)]
         rows = self.logits(-1, 0, ids.tolist(), len(ids))[:-1].astype(np.float64)
-        with self._lock:
-            self._kept.pop((-1, 0), None)
+        self._kept.pop((-1, 0), None)
         top = rows.max(axis=1)
         mass = np.log(np.exp(rows - top[:, None]).sum(axis=1)) + top
         surprise = mass - rows[np.arange(len(rows)), ids[1:]]

@@ -17,6 +17,7 @@ from pp3shm.errors import ConfigError
 DEFAULT_TEMPERATURE = 0.75  # below 1 the n-grams' smoothing shows less
 STRONG_ORDER = 5
 WEAK_ORDER = 2
+DRAFTER = "pp3shm.demo.drafter:from_environment"  # for the worker's --drafter
 MIN_TRAIN = 256  # tokens; with fewer there is no language to model
 MIN_HELD_OUT = 32
 
@@ -61,8 +62,8 @@ class ModelPair:
             directory: an existing directory; one file is made in it.
 
         Returns:
-            The environment variable to start the worker with, so that ``--drafter
-            pp3shm.demo.drafter:from_environment`` finds the file.
+            The environment variable to start the worker with, so that
+            :data:`DRAFTER` finds the file.
 
         Raises:
             ConfigError: the file cannot be written.

@@ -15,7 +15,7 @@ from pathlib import Path
 from pp3shm.errors import ConfigError
 
 MIN_CHARACTERS = 4096
-MAX_BYTES = 8 * 2**20  # beyond it the models no longer build within seconds
+MAX_BYTES = 4 * 2**20  # takes the models ten seconds and a gigabyte
 HELD_OUT_EVERY = 10
 
 _REFERENCE = "pydoc_data.topics"

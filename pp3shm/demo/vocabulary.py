@@ -17,7 +17,10 @@ from pp3shm.errors import ConfigError
 BYTES = 256  # ids that are single bytes; a vocabulary cannot be smaller
 DEFAULT_SIZE = 2048
 MAX_SIZE = 6208  # the largest V with V**5 < 2**63: 5-grams are counted as int64
-_MAX_TOKEN_CHARACTERS = 32  # bounds the training of a text that is one long word
+_MAX_TOKEN_CHARACTERS = 32
+# Training reads a whole word again for each merge in it: without a bound, a text that
+# is one word of megabytes would take hours.
+_LONG_RUN = r"\S{64}|\s{64}"
 
 
 class Vocabulary:
@@ -54,8 +57,14 @@ class Vocabulary:
             raise ConfigError("vocabulary size", f"{BYTES}..{MAX_SIZE}", size)
         library = require("tokenizers", "demo")
         tokenizer = library.Tokenizer(library.models.BPE())
-        byte_level = library.pre_tokenizers.ByteLevel
-        tokenizer.pre_tokenizer = byte_level(add_prefix_space=False)
+        splits = library.pre_tokenizers
+        byte_level = splits.ByteLevel
+        tokenizer.pre_tokenizer = splits.Sequence(
+            [
+                splits.Split(library.Regex(_LONG_RUN), "isolated"),
+                byte_level(add_prefix_space=False),
+            ]
+        )
         tokenizer.decoder = library.decoders.ByteLevel()
         trainer = library.trainers.BpeTrainer(
             vocab_size=size,
