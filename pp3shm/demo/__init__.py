@@ -1,1 +1,1 @@
-"""TODO."""
+"""Real text decoded speculatively: the text, its models, the checks and the report."""
