@@ -3,6 +3,11 @@
 The parts stay available as attributes, so that a caller need not parse a text.
 """
 
+import re
+from typing import Self
+
+_TOLD = re.compile(r"profile\.(\w{1,40}): ours (.{0,400}), theirs (.{0,400})")
+
 
 class Pp3Error(Exception):
     """The base of all errors raised on purpose by pp3shm."""
@@ -69,6 +74,22 @@ class ProfileError(Pp3Error):
         self.field = field
         self.ours = ours
         self.theirs = theirs
+
+    @classmethod
+    def told(cls, text: str) -> Self | None:
+        """The error a peer told us of in its own words, seen from our side.
+
+        Args:
+            text: of the peer's ERROR.
+
+        Returns:
+            The error with the two sides changed; None where the text is another.
+        """
+        found = _TOLD.fullmatch(text)
+        if found is None:
+            return None
+        field, theirs, ours = found.groups()
+        return cls(field, ours, theirs)
 
 
 class ConfigError(Mismatch):
