@@ -13,6 +13,23 @@ Bytes = bytes | bytearray | memoryview
 CAUSES = (2, 7, 8)
 """The statuses the core itself gives: past its deadline, owner dead, cancelled."""
 
+RING_COUNTERS: dict[str, int] = {
+    "rounds_expired": lib.PP3_COUNT_EXPIRED,
+    "rounds_orphaned": lib.PP3_COUNT_ORPHANED,
+    "rounds_cancelled": lib.PP3_COUNT_CANCELLED,
+    "publications_fenced": lib.PP3_COUNT_FENCED,
+    "sleeps": lib.PP3_COUNT_SLEPT,
+    "lost_wakes": lib.PP3_COUNT_LOST_WAKES,
+}
+"""What the core counts itself, by name."""
+
+LAST_TICKET = 2**40 - 1
+"""Tickets fill 40 bits of a state word."""
+
+NOTE_BYTES: int = 8 * lib.PP3_NOTE_WORDS
+"""Room of the note."""
+
+_PUBLISHED, _FAILED = 3, 7  # states of a word; above 7 it failed with state - 7
 _SIGNAL_NS = 50_000_000  # a wait comes back to Python so often, to let signals in
 
 
@@ -24,12 +41,14 @@ class Outcome(NamedTuple):
         status: 0: published, ``view`` is a page; else one of ``CAUSES``, and ``view``
             is the failed buffer of that cause.
         view: read-only bytes.
+        place: of the page in ``pages``, or of the buffer in ``failed``.
         word: the state word, for whoever passes it on.
     """
 
     ticket: int
     status: int
     view: memoryview
+    place: int
     word: int
 
 
@@ -43,6 +62,19 @@ def describe(word: int) -> str:
 
 def _free(_addresses: dict[str, Any], ring: Any) -> None:
     lib.pp3_ring_free(ring)
+
+
+def _expect_ticket(ticket: int) -> None:
+    """Refuse a number that no round can have.
+
+    Raises:
+        RingError: below 1.
+        Stale: beyond the last that there can be, so of no entry.
+    """
+    if ticket < 1:
+        raise RingError("ticket", f"1..{LAST_TICKET}", ticket)
+    if ticket > LAST_TICKET:
+        raise Stale(f"round {ticket}", "still in its entry", "no such ticket")
 
 
 class End:
@@ -107,6 +139,10 @@ class End:
             raise WaitTimeout(f"round {ticket}: not resolved within the caller's limit")
         raise RingError("call", "arguments within the ring's bounds", found)
 
+    def refuse(self, code: int) -> NoReturn:
+        """Raises what a return code of a call made with ``handle`` means."""
+        self._refused(code)
+
     def resolve(self, ticket: int, status: int) -> int:
         """Ends an open round with one of ``CAUSES``; one that is resolved stays so.
 
@@ -136,8 +172,44 @@ class End:
         lib.pp3_count(self.handle, index, n)
 
     def counter(self, index: int) -> int:
-        """A counter of the region."""
+        """A counter of the region.
+
+        Raises:
+            RingError: a forked child, which has no region.
+        """
+        if lib.pp3_here(self.handle) < 0:
+            self._refused(-errno.EOWNERDEAD)
         return int(lib.pp3_counter(self.handle, index))
+
+    def counters(self) -> dict[str, int]:
+        """The ring's own counters by name."""
+        return {name: self.counter(index) for name, index in RING_COUNTERS.items()}
+
+    def note_write(self, note: bytes) -> None:
+        """Leaves a note for people; of the live proxy alone.
+
+        Raises:
+            RingError: longer than ``NOTE_BYTES``.
+        """
+        code = lib.pp3_note_write(self.handle, note, len(note))
+        if code < 0:
+            self._refused(code)
+
+    def note_read(self) -> bytes:
+        """The note; nothing where none was left, or while it is being written."""
+        out = ffi.new("uint8_t[]", NOTE_BYTES)
+        length = lib.pp3_note_read(self.handle, out)
+        if length == -errno.EAGAIN:
+            return b""
+        if length < 0:
+            self._refused(length)
+        return bytes(ffi.buffer(out, length))
+
+    def is_open(self, ticket: int) -> bool:
+        """True where the round is in its entry and not resolved."""
+        word = self.word(ticket)
+        state = word >> 20 & 15
+        return word >> 24 == ticket and state != _PUBLISHED and state <= _FAILED
 
     def slot_read(self, slot: int, out: Any) -> tuple[int, bool, int]:
         """One consistent state of a request slot.
@@ -200,8 +272,19 @@ class Reader(End):
         buffers = shape.rounds * len(CAUSES)
         stride = self._places.failed_stride
         failed = self._cut("failed", 0, stride, shape.failed_bytes, buffers)
+        self._released = [0] * shape.rounds
         self._failed = [view.toreadonly() for view in failed]
         self._read = [page.toreadonly() for page in self._pages()]
+
+    @property
+    def pages(self) -> list[memoryview]:
+        """Read-only views of all pages, by index."""
+        return self._read
+
+    @property
+    def failed(self) -> list[memoryview]:
+        """Read-only views of the failed buffers, by entry, and in it by ``CAUSES``."""
+        return self._failed
 
     def wait(
         self, ticket: int, *, limit_ns: int | None = None, spin_ns: int = 0
@@ -223,6 +306,9 @@ class Reader(End):
             RingError: a hostile state word, or a forked child.
         """
         ring = self.handle
+        _expect_ticket(ticket)
+        if ticket <= self._released[ticket % len(self._released)]:
+            raise Stale(f"round {ticket}", "not yet released", "released by this rank")
         word = ffi.new("uint64_t *")
         while True:
             until = lib.pp3_now() + _SIGNAL_NS + spin_ns
@@ -254,7 +340,7 @@ class Reader(End):
         if status < 0:
             self._refused(status)
         views = self._failed if status else self._read
-        return Outcome(word >> 24, status, views[index[0]], word)
+        return Outcome(word >> 24, status, views[index[0]], index[0], word)
 
     def release(self, ticket: int) -> None:
         """This rank's last touch of a round; again changes nothing.
@@ -262,6 +348,8 @@ class Reader(End):
         Raises:
             Stale: the entry holds another round.
         """
+        _expect_ticket(ticket)
         code = lib.pp3_release(self.handle, self.rank, ticket)
         if code < 0:
             self._refused(code, ticket)
+        self._released[ticket % len(self._released)] = ticket

@@ -33,7 +33,7 @@ static inline int pp3_ranks_here(struct pp3_ring *r)
     struct pp3_engine *g = r->engine;
 
     for (uint32_t k = 0; !g->all_attached && k < r->ranks; k++)
-        if (PP3_LOAD(&g->rank[k].life, acquire) == PP3_UNUSED)
+        if (PP3_LOAD(&g->rank[k].life, acquire /* E7 */) == PP3_UNUSED)
             return pp3_behind(g, (int32_t)k, 0, -ENOTCONN);
     g->all_attached = 1;
     return 0;
@@ -103,7 +103,7 @@ static inline void pp3_reclaim(struct pp3_ring *r)
         }
         g->quarantine[i] = g->quarantine[--g->held_count];
         g->free_page[g->free_count++] = h.page;
-        PP3_ADD(&g->owner[h.owner].held, UINT32_MAX /* -1 */, release);
+        PP3_ADD(&g->owner[h.owner].held, UINT32_MAX /* -1 */, release /* E8 */);
     }
 }
 
@@ -174,7 +174,7 @@ static inline int64_t pp3_claim(struct pp3_ring *r, const void *heads,
     PP3_STORE(&r->entries[e].state, g->claimed[e], release /* E6 */);
     g->next = t + 1;
     PP3_STEP(PP3_AT_CLAIMED);
-    PP3_FENCE(seq_cst); /* with the watchdog's, around its wake_at_ns: see watch.h */
+    PP3_FENCE(seq_cst); /* E9: see watch.h */
     if (deadline_ns < PP3_LOAD(&g->wake_at_ns, relaxed))
         PP3_WAKE_WATCHDOG(r);
     return (int64_t)t;

@@ -27,9 +27,11 @@ PROXY_FD = 3
 """Where a proxy process finds its socket."""
 
 _SO_PEERPIDFD = 77  # Linux 6.5; socket has no name for it yet
-_ASK = struct.Struct("<4si")  # magic, rank wanted or -1
+_ASK = struct.Struct("<4si32s")  # magic, rank wanted or -1, layout id or zeros
 _MAGIC = b"PP3R"
 _READY = b"mapped"
+_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
+_MOST_GUESTS = 64  # peers of the same user that may be at the door at once
 _MOST = 65536  # a record and a proxy's configuration
 
 
@@ -85,7 +87,11 @@ def attach_proxy(link: socket.socket, timeout: float = 10.0) -> tuple[ProxyEnd, 
 
 
 def attach_rank(
-    address: str, rank: int | None = None, timeout: float = 10.0
+    address: str,
+    rank: int | None = None,
+    timeout: float = 10.0,
+    *,
+    layout_id: bytes | None = None,
 ) -> RankEnd:
     """A rank's process attaches to the region behind a doorman.
 
@@ -93,6 +99,7 @@ def attach_rank(
         address: ``Doorman.address``.
         rank: the number wanted; any free one if None.
         timeout: seconds for the whole of it.
+        layout_id: 32 bytes; a doorman of another one gives nothing away. None: any.
 
     Returns:
         The rank's end, which owns its region.
@@ -104,7 +111,8 @@ def attach_rank(
         link.settimeout(timeout)
         try:
             link.connect(_bytes_of(address))
-            link.send(_ASK.pack(_MAGIC, -1 if rank is None else rank))
+            wanted = -1 if rank is None else rank
+            link.send(_ASK.pack(_MAGIC, wanted, layout_id or bytes(32)))
             data, fds = _receive(link, len(WRITABLE[RANK]))
         except OSError as error:
             raise RegionError(f"doorman {address}", "an answer", error) from error
@@ -118,6 +126,12 @@ def attach_rank(
             end.close()
             raise RegionError(f"doorman {address}", "open", error) from error
         return end
+
+
+def _uid_of(link: socket.socket) -> int:
+    """The user of the peer's process."""
+    peer = link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    return int(_CREDENTIALS.unpack(peer)[1])
 
 
 def _bytes_of(address: str) -> str | bytes:
@@ -182,6 +196,7 @@ class Doorman:
         self._pidfds: dict[int, int] = {}
         self._attached: set[int] = set()
         self._changed = threading.Condition()
+        self._guests = threading.BoundedSemaphore(_MOST_GUESTS)
         self._directory: str | None = None
         if kind == "path":
             self._directory = tempfile.mkdtemp(prefix="pp3shm-")  # 0700 by itself
@@ -205,19 +220,35 @@ class Doorman:
 
     def _serve(self) -> None:
         while self._closed not in select.select([self._door, self._closed], [], [])[0]:
-            with contextlib.suppress(OSError):  # a peer's end is the peer's affair
+            try:
                 link, _ = self._door.accept()
-                with link:
-                    link.settimeout(self._patience)
-                    self._let_in(link)
+            except OSError:
+                time.sleep(0.01)  # out of descriptors: the peer waits, no core burns
+                continue
+            if _uid_of(link) != os.geteuid() or not self._guests.acquire(
+                blocking=False
+            ):
+                link.close()
+                continue
+            # A thread for each: one that says nothing keeps nobody else waiting.
+            threading.Thread(
+                target=self._receive_guest, args=(link,), daemon=True
+            ).start()
+
+    def _receive_guest(self, link: socket.socket) -> None:
+        try:
+            with contextlib.suppress(OSError), link:  # its end is the peer's affair
+                link.settimeout(self._patience)
+                self._let_in(link)
+        finally:
+            self._guests.release()
 
     def _let_in(self, link: socket.socket) -> None:
         pidfd = -1
         ask = link.recv(_ASK.size + 1)  # first: unread, it would undo a refusal
         try:
             pidfd = _pidfd_of(link)
-            rank = self._choose(ask)
-            self._hand(link, rank, pidfd)
+            self._hand(link, ask, pidfd)
         except Pp3Error as error:
             link.send(str(error).encode()[:1024])
         finally:
@@ -227,7 +258,10 @@ class Doorman:
     def _choose(self, ask: bytes) -> int:
         if len(ask) != _ASK.size or ask[:4] != _MAGIC:
             raise RegionError("ask", f"{_MAGIC!r} and a rank", ask[:8])
-        wanted = _ASK.unpack(ask)[1]
+        _, wanted, layout_id = _ASK.unpack(ask)
+        ours = self._engine.region.layout_id
+        if layout_id not in (ours, bytes(32)):
+            raise RegionError("layout_id", ours.hex(), layout_id.hex())
         ranks = range(1, self._engine.region.shape.ranks)
         free = [k for k in ranks if self._free(k)]
         if wanted == -1 and free:
@@ -240,11 +274,13 @@ class Doorman:
         held = self._pidfds.get(rank)
         return rank not in self._attached and (held is None or _dead(held))
 
-    def _hand(self, link: socket.socket, rank: int, pidfd: int) -> None:
+    def _hand(self, link: socket.socket, ask: bytes, pidfd: int) -> None:
         """The pidfd is kept before anything is given; attached once it is mapped."""
-        if rank in self._pidfds:
-            os.close(self._pidfds.pop(rank))
-        self._pidfds[rank] = os.dup(pidfd)
+        with self._changed:  # two that ask at once get two numbers
+            rank = self._choose(ask)
+            if rank in self._pidfds:
+                os.close(self._pidfds.pop(rank))
+            self._pidfds[rank] = os.dup(pidfd)
         region = self._engine.region
         shared = region.share(RANK)
         try:

@@ -51,7 +51,8 @@ static inline int pp3_take(struct pp3_ring *r, uint64_t *mine)
     while ((found = pp3_next(r, &w)) == 1) {
         uint64_t writing = pp3_with(w, PP3_WRITING, r->owner);
         PP3_STEP(PP3_AT_TAKING);
-        if (PP3_CAS(&pp3_entry_of(r, pp3_ticket(w))->state, &w, writing, acquire,
+        if (PP3_CAS(&pp3_entry_of(r, pp3_ticket(w))->state, &w, writing,
+                    acquire /* E6, plain: the bell's load has it */,
                     relaxed)) { /* lost: looked at again */
             PP3_STEP(PP3_AT_TAKEN);
             r->cursor = pp3_ticket(writing);

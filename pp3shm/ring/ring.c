@@ -337,7 +337,7 @@ int pp3_rank_attach(struct pp3_ring *r, uint32_t rank, int pidfd)
     if (own < 0)
         return -errno;
     g->rank[rank].pidfd = own;
-    PP3_STORE(&g->rank[rank].life, PP3_LIVING, release); /* pidfd before */
+    PP3_STORE(&g->rank[rank].life, PP3_LIVING, release /* E7 */);
     pp3_fd_ring(g->nudge_fd); /* the watchdog polls it from now on */
     return 0;
 }

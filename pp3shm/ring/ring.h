@@ -10,6 +10,7 @@
  * WRITING    its owner            PUBLISHED  publish, after checking and copying
  *            anyone past deadline FAILED+2   resolve
  *            watchdog             FAILED+7   resolve, the owner being dead
+ *            engine, its owner    FAILED+8   cancel; resolve, the request being none
  * PUBLISHED, engine               CLAIMED    claim of t + rounds: every live rank has
  * FAILED+s                                   acknowledged t, and the page is given back
  *                                            or stays behind in quarantine
@@ -25,10 +26,16 @@
  *                                                                    the next writer
  * E4    seq_cst fences around state or bell, and waiters             no wake-up is lost
  * E5    give_back: store give[page]     claim: load give[page]       a fenced proxy's last
- *       owner_dead: swap life           claim: load life             touch before the next
+ *       owner_gone: swap life           claim: load life             touch before the next
  *                                                                    writer
  * E6    claim: store state              any later word of the ticket failed buffers and
  *                                                                    deadline before use
+ * E7    rank_attach: store life         claim, watchdog: load life   a rank's pidfd before
+ *                                                                    it is polled
+ * E8    reclaim: lower held             owner_add: load held         quarantine let go of
+ *                                                                    before the id is new
+ * E9    seq_cst fences around state or deadline, and wake_at_ns      no deadline is slept
+ *                                                                    over
  * E6 holds through a release sequence: every change between is an RMW. Never put a
  * store into that chain.
  *
@@ -70,7 +77,7 @@ static inline void pp3_woke(struct pp3_entry *n)
     PP3_FENCE(seq_cst);                       /* E4 */
     if (PP3_LOAD(&n->waiters, relaxed) == 0)  /* ordered by the fence alone */
         return;
-    PP3_ADD(&n->seq, 1, release);
+    PP3_ADD(&n->seq, 1, release); /* E4: the sleeper's acquire of it sees the swap */
     PP3_FUTEX_WAKE(&n->seq);
 }
 

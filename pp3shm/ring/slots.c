@@ -1,8 +1,6 @@
 /* The slots' seqlock; see slots.h. */
 #include "ring/slots.h"
 
-#define TRIES 64 /* resets are rare: a reader that loses this often meets a broken one */
-
 static struct pp3_slot *slot_of(struct pp3_ring *r, uint32_t slot)
 {
     return (struct pp3_slot *)(void *)(r->slot + slot * r->slot_stride);
@@ -128,7 +126,7 @@ int pp3_slot_read(struct pp3_ring *r, uint32_t slot, int32_t *out, uint64_t cap,
         return -EOWNERDEAD;
     if (!r->slot || slot >= r->slots)
         return -EINVAL;
-    for (int i = 0; i < TRIES; i++) {
+    for (int i = 0; i < PP3_TRIES; i++) {
         int whole = read_once(r, slot_of(r, slot), out, cap, generation, live, length);
         if (whole != 0)
             return whole < 0 ? whole : 0;

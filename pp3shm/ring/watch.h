@@ -35,6 +35,21 @@ static inline uint64_t pp3_expire(struct pp3_ring *r, uint64_t now)
     return next;
 }
 
+/* The watchdog before it sleeps: announce, fence, look. Returns when to look again. */
+static inline uint64_t pp3_watch_look(struct pp3_ring *r, uint64_t now)
+{
+    PP3_STORE(&r->engine->wake_at_ns, now + PP3_IDLE_NS, relaxed); /* see the fence */
+    PP3_FENCE(seq_cst); /* E9, with the claim's */
+    return pp3_expire(r, now);
+}
+
+/* It sleeps until `next`, which is no later than announced: a claim may only be nudged
+ * less. Or, 0, it is awake: what is claimed now is looked at before it sleeps. */
+static inline void pp3_watch_sleeps(struct pp3_ring *r, uint64_t next)
+{
+    PP3_STORE(&r->engine->wake_at_ns, next, relaxed); /* the look's fence orders it */
+}
+
 /* Owner ids are 1..255. One is given again only when it is dead and neither a state
  * word nor a quarantine record names it. State words are looked at before `held`: the
  * claim that takes the id out of a word has raised `held` before (acquire of its store
@@ -44,7 +59,7 @@ static inline int pp3_named(struct pp3_ring *r, uint32_t id)
     for (uint32_t e = 0; e < r->rounds; e++)
         if (pp3_owner_of(PP3_LOAD(&r->entries[e].state, acquire)) == id)
             return 1;
-    return PP3_LOAD(&r->engine->owner[id].held, acquire) != 0;
+    return PP3_LOAD(&r->engine->owner[id].held, acquire /* E8 */) != 0;
 }
 
 /* A new living owner: its id, or -EUSERS when every id is living or named. */
@@ -73,7 +88,7 @@ static inline int pp3_owner_add(struct pp3_ring *r)
 static inline void pp3_wake_all(struct pp3_ring *r)
 {
     for (uint32_t e = 0; e < r->rounds; e++) {
-        PP3_ADD(&r->entries[e].seq, 1, release);
+        PP3_ADD(&r->entries[e].seq, 1, release); /* E4, for a resolver that died */
         PP3_FUTEX_WAKE(&r->entries[e].seq);
     }
 }

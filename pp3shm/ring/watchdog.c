@@ -273,20 +273,16 @@ static int obey(struct pp3_watchdog *w, uint64_t now)
     return 0;
 }
 
-/* Announce, fence, look: see watch.h. Returns when to look again. */
+/* Returns when to look again. */
 static uint64_t look(struct pp3_watchdog *w)
 {
-    PP3_A64 *wake_at = &w->ring->engine->wake_at_ns;
-    uint64_t now = pp3_now(), next;
+    uint64_t next = pp3_watch_look(w->ring, pp3_now());
 
-    PP3_STORE(wake_at, now + PP3_IDLE_NS, relaxed); /* the fence orders it */
-    PP3_FENCE(seq_cst);
-    next = pp3_expire(w->ring, now);
     if (w->pidfd < 0 && w->start_at_ns != 0)
         next = pp3_least(next, w->start_at_ns);
     if (w->kill_at_ns != 0)
         next = pp3_least(next, w->kill_at_ns);
-    PP3_STORE(wake_at, next, relaxed); /* earlier: a claim may only be nudged less */
+    pp3_watch_sleeps(w->ring, next);
     return next;
 }
 
@@ -302,7 +298,7 @@ static void sleep_until(struct pp3_watchdog *w, uint64_t next)
     set[0] = (struct pollfd){g->nudge_fd, POLLIN, 0};
     set[1] = (struct pollfd){w->pidfd, POLLIN, 0}; /* -1: passed over */
     for (uint32_t k = 1; k < w->ring->ranks; k++)
-        if (PP3_LOAD(&g->rank[k].life, acquire) == PP3_LIVING) {
+        if (PP3_LOAD(&g->rank[k].life, acquire /* E7 */) == PP3_LIVING) {
             rank[n] = k;
             set[n++] = (struct pollfd){g->rank[k].pidfd, POLLIN, 0};
         }
@@ -313,7 +309,7 @@ static void sleep_until(struct pp3_watchdog *w, uint64_t next)
             if (set[i].revents && pp3_rank_gone(g, rank[i]))
                 pp3_wake_all(w->ring);
     }
-    PP3_STORE(&g->wake_at_ns, 0, relaxed); /* awake: what is claimed now is looked at */
+    pp3_watch_sleeps(w->ring, 0);
 }
 
 static void *watch(void *argument)
@@ -330,7 +326,7 @@ static void *watch(void *argument)
         w->shown.ticks++;
         (void)pthread_mutex_unlock(&w->lock);
     }
-    PP3_STORE(&w->ring->engine->wake_at_ns, 0, relaxed);
+    pp3_watch_sleeps(w->ring, 0);
     show(w, PP3_WATCH_STOPPED);
     return 0;
 }
@@ -434,6 +430,17 @@ static int command(struct pp3_watchdog *w, uint32_t bits)
 
 int pp3_watchdog_kick(struct pp3_watchdog *w) { return command(w, 0); }
 int pp3_watchdog_replace(struct pp3_watchdog *w) { return command(w, REPLACE); }
+
+void pp3_watchdog_leave(struct pp3_watchdog *w)
+{
+    if (w->forks == pp3_forks) /* this is the process it runs in */
+        return;
+    if (w->socket >= 0)
+        (void)close(w->socket);
+    if (w->pidfd >= 0)
+        (void)close(w->pidfd);
+    w->socket = w->pidfd = -1;
+}
 
 /* One caller at a time. SIGTERM, grace, SIGKILL; deadlines are kept meanwhile. */
 int pp3_watchdog_stop(struct pp3_watchdog *w)

@@ -25,6 +25,9 @@ struct pp3_watchdog;
 struct pp3_watchdog *pp3_watchdog_start(struct pp3_ring *r, const struct pp3_plan *plan,
                                         int *error);
 int pp3_watchdog_stop(struct pp3_watchdog *w);
+/* In a forked child, which has no such thread: gives up the descriptors that would
+ * keep the proxy from seeing its engine's end. */
+void pp3_watchdog_leave(struct pp3_watchdog *w);
 void pp3_watchdog_free(struct pp3_watchdog *w);
 void pp3_watchdog_stats(struct pp3_watchdog *w, struct pp3_watch *stats);
 int pp3_watchdog_kick(struct pp3_watchdog *w);

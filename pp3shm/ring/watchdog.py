@@ -100,7 +100,11 @@ class Watchdog:
             keep.append(keep_alive)
             plan.record_bytes = len(record)
             fds = list(engine.region.share(PROXY).values())
-            fds.append(os.dup(lib.pp3_bell_fd(handle)))
+            try:
+                fds.append(os.dup(lib.pp3_bell_fd(handle)))
+            except OSError:
+                _close(fds)
+                raise
             plan.n_fds = len(fds)
             plan.fds[0 : len(fds)] = fds
         error = ffi.new("int *")
@@ -111,6 +115,8 @@ class Watchdog:
         self._watchdog = watchdog
         # holds the ring: its end may be closed while the thread still runs
         self._finalizer = weakref.finalize(self, _stop, watchdog, handle, fds)
+        self._fds = fds
+        _RUNNING.add(self)
 
     def stats(self) -> WatchStats:
         """What it has seen so far; after ``stop``: what it had seen."""
@@ -150,6 +156,13 @@ class Watchdog:
         """
         self._command(lib.pp3_watchdog_replace)
 
+    def _leave(self) -> None:
+        """In a forked child, where neither thread nor lock can be counted on."""
+        if self._finalizer.alive:
+            lib.pp3_watchdog_leave(self._watchdog)
+            _close(self._fds)
+            self._fds.clear()
+
     def _command(self, call: Any) -> None:
         with self._lock:
             if not self._finalizer.alive:
@@ -172,6 +185,18 @@ class Watchdog:
     def __exit__(self, *_: object) -> None:
         """Stops it."""
         self.stop()
+
+
+_RUNNING: "weakref.WeakSet[Watchdog]" = weakref.WeakSet()
+
+
+def _leave_forked_child() -> None:
+    """A child must not keep a proxy's socket open, nor descriptors of the region."""
+    for watchdog in list(_RUNNING):
+        watchdog._leave()  # noqa: SLF001 - of this module
+
+
+os.register_at_fork(after_in_child=_leave_forked_child)
 
 
 def _strings(values: Sequence[str], keep: list[Any]) -> Any:

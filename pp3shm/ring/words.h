@@ -11,11 +11,15 @@
 
 #define PP3_ABI 1u
 #define PP3_LINE 128u
-#define PP3_COUNTERS 64u
 #define PP3_MAX_ROUNDS 2048u
 #define PP3_MAX_PAGES 4096u /* 12 bits of the state word */
+#ifndef PP3_MACHINE         /* a checker has smaller ones of its own */
+#define PP3_COUNTERS 64u
+#define PP3_NOTE_WORDS 62u
 #define PP3_MAX_RANKS 64u
 #define PP3_MAX_OWNERS 255u /* 8 bits, and 0 is nobody */
+#define PP3_TRIES 64        /* of a reader of a seqlock, whose writes are rare */
+#endif
 #define PP3_LAST_TICKET ((UINT64_C(1) << 40) - 1)
 #define PP3_SLICE_NS UINT64_C(10000000) /* no sleep is longer: 10 ms */
 
@@ -42,7 +46,7 @@ enum pp3_point {
     PP3_AT_DISPOSED = 1, PP3_AT_FILLED, PP3_AT_CLAIMED, PP3_AT_WRITTEN, PP3_AT_RUNG,
     PP3_AT_TAKING, PP3_AT_TAKEN, PP3_AT_PUBLISHING, PP3_AT_PUBLISHED, PP3_AT_FENCED,
     PP3_AT_GIVEN, PP3_AT_FAILING, PP3_AT_FAILED, PP3_AT_WOKE, PP3_AT_COUNTED,
-    PP3_AT_WAITED, PP3_AT_RELEASED,
+    PP3_AT_WAITED, PP3_AT_RELEASED, PP3_AT_NOTING,
 };
 
 /* ticket:40 | state:4 | page:12 | owner:8. The ticket is on top, so that a GPU stream
@@ -102,6 +106,9 @@ struct pp3_header {
     PP3_A32 work_seq, work_waiters; /* engine / proxies; see pp3_submit */
     uint8_t pad2[PP3_LINE - 8];
     PP3_A64 counters[PP3_COUNTERS];
+    /* Bytes of the caller's, last words of a proxy: a sequence lock of one writer, the
+     * live proxy; odd while it is being written. */
+    PP3_A64 note_version, note_bytes, note[PP3_NOTE_WORDS];
     uint8_t pad3[PP3_LINE];
 };
 
