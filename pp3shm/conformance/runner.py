@@ -136,7 +136,7 @@ def run(directory: str | Path, formats: Mapping[str, Check] | None = None) -> Re
 
 def _failed(name: str, expected: str, found: object) -> Report:
     failure = Failure("directory", "files", expected, str(found))
-    return Report([FileReport(name, failures=[failure])])
+    return Report([FileReport(str(shown(name)), failures=[failure])])
 
 
 def _run_file(path: Path, formats: Mapping[str, Check], context: Context) -> FileReport:
@@ -168,7 +168,7 @@ def _run_case(
 ) -> Failure | None:
     try:
         if not isinstance(case, dict):
-            raise Mismatch("case", "an object", type(case).__name__)  # noqa: TRY301  # reported like any other
+            raise Mismatch("case", "an object", type(case).__name__)
         with np.errstate(all="ignore"):  # absurd numbers fail the case, quietly
             check(case, context)
     except Exception as error:  # noqa: BLE001  # a case may hold anything at all

@@ -65,7 +65,7 @@ class PrefixDigest:
 
     def copy(self) -> "PrefixDigest":
         """An independent digest of the same prefix."""
-        twin = PrefixDigest()
+        twin = object.__new__(PrefixDigest)
         twin._hash = self._hash.copy()
         twin.length = self.length
         return twin

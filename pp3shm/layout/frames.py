@@ -5,6 +5,7 @@ tables.py; all are named here too, so that a user needs this one module.
 """
 
 import zlib
+from functools import lru_cache
 from typing import NamedTuple
 
 from pp3shm.errors import FrameError
@@ -89,7 +90,11 @@ class FrameHeader(NamedTuple):
 
 
 def encode_frame(
-    kind: Kind, session: bytes, sequence: int, body_without_crc: bytes, flags: int = 0
+    kind: Kind,
+    session: bytes,
+    sequence: int,
+    body_without_crc: bytes | memoryview,
+    flags: int = 0,
 ) -> bytes:
     """A whole frame: header, body, CRC.
 
@@ -156,15 +161,28 @@ def _lengths(kind: Kind, profile: Profile | None) -> range | tuple[int, ...]:
     if kind is Kind.RESET:
         least = RESET_HEADER.size + CRC_BYTES
         return range(least, least + 4 * profile.max_positions + 1, 4)
-    sampled, depth, context = profile.is_sampled, profile.depth, profile.context_bytes
+    return _lengths_by_n(
+        kind is Kind.STEP,
+        profile.max_slots,
+        profile.depth,
+        profile.is_sampled,
+        profile.context_bytes,
+    )
+
+
+@lru_cache(maxsize=64)
+def _lengths_by_n(
+    step: bool, max_slots: int, depth: int, sampled: bool, context_bytes: int
+) -> tuple[int, ...]:
+    """Of a STEP, else of a REPLY, for each number of rows."""
     return tuple(
         (
-            step_packing(n, depth, sampled, context)
-            if kind is Kind.STEP
+            step_packing(n, depth, sampled, context_bytes)
+            if step
             else reply_packing(n, depth, sampled)
         ).size
         + CRC_BYTES
-        for n in range(1, profile.max_slots + 1)
+        for n in range(1, max_slots + 1)
     )
 
 

@@ -22,7 +22,7 @@ _PERSON = b"pp3shm.psk.v1"
 
 
 def _tag(psk: bytes, role: bytes, nonce_p: bytes, nonce_w: bytes) -> bytes:
-    _check_key(psk)
+    check_key(psk)
     for nonce in (nonce_p, nonce_w):
         if len(nonce) != NONCE_BYTES:
             raise FrameError("keyproof.nonce", f"{NONCE_BYTES} bytes", len(nonce))
@@ -31,7 +31,12 @@ def _tag(psk: bytes, role: bytes, nonce_p: bytes, nonce_w: bytes) -> bytes:
     ).digest()
 
 
-def _check_key(psk: bytes, where: str = "key") -> None:
+def check_key(psk: bytes, where: str = "key") -> None:
+    """Refuse a key of another length than the specification's.
+
+    Raises:
+        ConfigError: naming ``where``, and never the key.
+    """
     if not LEAST_KEY_BYTES <= len(psk) <= MOST_KEY_BYTES:
         raise ConfigError(
             where, f"{LEAST_KEY_BYTES} to {MOST_KEY_BYTES} bytes", f"{len(psk)} bytes"
@@ -129,5 +134,5 @@ def load_key(path: str | Path) -> bytes:
         raise ConfigError(
             str(path), f"at most {MOST_KEY_BYTES} bytes of key", "a longer file"
         )
-    _check_key(key, str(path))
+    check_key(key, str(path))
     return key

@@ -5,7 +5,8 @@ counts, offsets, NumPy views, the assertions about the C structs) is derived fro
 """
 
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import itemgetter
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -51,11 +52,10 @@ def equals(value: object) -> Rule:
 
 def among(*values: object) -> Rule:
     """One of a few values, of the very same type."""
+    pairs = [(type(value), value) for value in values]
     return Rule(
         " or ".join(str(value) for value in values),
-        lambda found: any(
-            type(found) is type(value) and found == value for value in values
-        ),
+        lambda found: (type(found), found) in pairs,
     )
 
 
@@ -98,6 +98,12 @@ class Record:
         self.name = name
         self.fields = fields
         self._struct = struct.Struct("<" + "".join(field.code for field in fields))
+        self._names = tuple(field.name for field in fields)
+        self._ruled = tuple(
+            (index, field.name, field.rule)
+            for index, field in enumerate(fields)
+            if field.rule is not None
+        )
         self.size = self._struct.size
         offsets: dict[str, int] = {}
         at = 0
@@ -121,8 +127,8 @@ class Record:
         Raises:
             FrameError: a value breaks its field's rule or does not fit its type.
         """
-        ordered = [values[field.name] for field in self.fields]
-        self._check(ordered)
+        ordered = [values[name] for name in self._names]
+        self.check(ordered)
         try:
             return self._struct.pack(*ordered)
         except struct.error:
@@ -145,8 +151,8 @@ class Record:
             raise FrameError(
                 f"{self.name}.bytes", f"at least {self.size}", max(len(data) - at, 0)
             )
-        names = (field.name for field in self.fields)
-        return dict(zip(names, self._struct.unpack_from(data, at), strict=True))
+        found = self._struct.unpack_from(data, at)
+        return dict(zip(self._names, found, strict=True))
 
     def unpack(
         self, data: bytes | bytearray | memoryview, at: int = 0
@@ -157,15 +163,38 @@ class Record:
             FrameError: ``data`` is too short, or a field is not what it must be.
         """
         values = self.read(data, at)
-        self._check(list(values.values()))
+        self.check(tuple(values.values()))
         return values
 
-    def _check(self, ordered: list[Any]) -> None:
-        for field, found in zip(self.fields, ordered, strict=True):
-            if field.rule is not None and not field.rule.holds(found):
+    def rows(
+        self, data: bytes | bytearray | memoryview, at: int, n: int
+    ) -> Iterable[Any]:
+        """``n`` records from ``at`` on, as tuples; the checks of ``unpack``.
+
+        Raises:
+            FrameError: as ``unpack``, at the first record that is not what it must be.
+        """
+        part = memoryview(data)[at : at + n * self.size]
+        if len(part) < n * self.size:
+            raise FrameError(f"{self.name}.bytes", n * self.size, len(part))
+        return map(self.check, self._struct.iter_unpack(part))
+
+    def pick(self, *names: str) -> Callable[[Sequence[Any]], Any]:
+        """What takes these fields, in this order, out of one of ``rows``."""
+        return itemgetter(*map(self._names.index, names))
+
+    def check(self, ordered: Sequence[Any]) -> Sequence[Any]:
+        """The same values, one per field in the table's order.
+
+        Raises:
+            FrameError: the first that breaks its field's rule, by name.
+        """
+        for index, name, rule in self._ruled:
+            if not rule.holds(ordered[index]):
                 raise FrameError(
-                    f"{self.name}.{field.name}", field.rule.wanted, shown(found)
+                    f"{self.name}.{name}", rule.wanted, shown(ordered[index])
                 )
+        return ordered
 
 
 class Array(NamedTuple):
@@ -184,7 +213,8 @@ class Packing:
     Attributes:
         size: bytes.
         offset: name -> bytes from the start; ``"end"`` is the size.
-        shape: name -> NumPy shape.
+        shape: name -> NumPy shape, in the table's order.
+        dtype: name -> NumPy type.
     """
 
     def __init__(
@@ -193,7 +223,7 @@ class Packing:
         self.name = name
         offset: dict[str, int] = {}
         shape: dict[str, tuple[int, ...]] = {}
-        self._dtype: dict[str, np.dtype[Any]] = {}
+        dtypes: dict[str, np.dtype[Any]] = {}
         at = 0
         for array in arrays:
             if array.sampled_only and not sampled:
@@ -204,12 +234,13 @@ class Packing:
             shape[array.name] = tuple(
                 dims[part] if isinstance(part, str) else part for part in array.shape
             )
-            self._dtype[array.name] = dtype
+            dtypes[array.name] = dtype
             at += dtype.itemsize * int(np.prod(shape[array.name], dtype=np.int64))
         offset["end"] = at
         self.size = at
         self.offset: Mapping[str, int] = MappingProxyType(offset)
         self.shape: Mapping[str, tuple[int, ...]] = MappingProxyType(shape)
+        self.dtype: Mapping[str, np.dtype[Any]] = MappingProxyType(dtypes)
 
     def views(self, buffer: Any) -> dict[str, NDArray[Any]]:
         """NumPy views of every array, without a copy.
@@ -224,6 +255,6 @@ class Packing:
         if room < self.size:
             raise FrameError(f"{self.name}.bytes", f"at least {self.size}", room)
         return {
-            name: np.ndarray(shape, self._dtype[name], buffer, self.offset[name])
+            name: np.ndarray(shape, self.dtype[name], buffer, self.offset[name])
             for name, shape in self.shape.items()
         }

@@ -38,10 +38,6 @@ class Reply:
     q: NDArray[np.float32] | None = None
 
 
-ARRAYS: tuple[str, ...] = ("status", "generation", "tokens", "confidence")
-SAMPLED_ARRAYS: tuple[str, ...] = ("mask", "ids", "q")
-
-
 def _packing(profile: Profile, n: int) -> Packing:
     if not 1 <= n <= profile.max_slots:
         raise FrameError("reply.n", f"1..{profile.max_slots}", shown(n))
@@ -58,35 +54,32 @@ def encode_reply(profile: Profile, reply: Reply) -> bytes:
     """
     n = len(reply.status)
     packing = _packing(profile, n)
-    body = bytearray(packing.size)
-    views = packing.views(body)
-    body[: REPLY_HEADER.size] = REPLY_HEADER.pack(
-        round=reply.round,
-        n=n,
-        depth=profile.depth,
-        flags=profile_flags(profile),
-        zero=0,
+    records = {
+        "header": REPLY_HEADER.pack(
+            round=reply.round,
+            n=n,
+            depth=profile.depth,
+            flags=profile_flags(profile),
+            zero=0,
+        ),
+        "trailer": TRAILER.pack(magic=b"PP3Q", version=1, n=n, depth=profile.depth),
+    }
+    return b"".join(
+        records.get(name) or _array(name, packing, getattr(reply, name))
+        for name in packing.shape
     )
-    names = ARRAYS
-    if profile.is_sampled:
-        names += SAMPLED_ARRAYS
-        at = packing.offset["trailer"]
-        body[at : at + TRAILER.size] = TRAILER.pack(
-            magic=b"PP3Q", version=1, n=n, depth=profile.depth
-        )
-    for name in names:
-        _put(name, views[name], getattr(reply, name))
-    return bytes(body)
 
 
-def _put(name: str, view: NDArray[Any], value: NDArray[Any] | None) -> None:
+def _array(name: str, packing: Packing, value: NDArray[Any] | None) -> memoryview:
+    """The array as it stands in the body, the same one if it already does."""
+    shape, dtype = packing.shape[name], packing.dtype[name]
     if value is None:
-        raise FrameError(f"reply.{name}", f"an array of {view.shape}", "none")
-    if value.shape != view.shape:
-        raise FrameError(f"reply.{name}", f"shape {view.shape}", value.shape)
-    if not np.can_cast(value.dtype, view.dtype, "safe"):
-        raise FrameError(f"reply.{name}", view.dtype, value.dtype)
-    view[...] = value
+        raise FrameError(f"reply.{name}", f"an array of {shape}", "none")
+    if value.shape != shape:
+        raise FrameError(f"reply.{name}", f"shape {shape}", value.shape)
+    if value.dtype != dtype and not np.can_cast(value.dtype, dtype, "safe"):
+        raise FrameError(f"reply.{name}", dtype, value.dtype)
+    return np.ascontiguousarray(value, dtype).data
 
 
 def decode_reply(profile: Profile, body_without_crc: bytes) -> Reply:
@@ -113,8 +106,11 @@ def decode_reply(profile: Profile, body_without_crc: bytes) -> Reply:
     )
 
 
+_UNUSED = np.arange(SUPPORT, dtype=np.int32)
+
+
 def unused_support(n: int, depth: int) -> NDArray[np.int32]:
     """(n, depth, 32) int32: the ids of rows that carry no q, 0..31."""
-    return np.broadcast_to(
-        np.arange(SUPPORT, dtype=np.int32), (n, depth, SUPPORT)
-    ).copy()
+    ids = np.empty((n, depth, SUPPORT), np.int32)
+    ids[:] = _UNUSED
+    return ids

@@ -1,6 +1,9 @@
 """STEP: what the engine asks, encoded, decoded and refused whole (section 4)."""
 
+import struct
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 
 from pp3shm.errors import FrameError
 from pp3shm.layout.digest import token_bytes
@@ -124,59 +127,87 @@ def decode_step(profile: Profile, body_without_crc: bytes) -> Step:
             raise FrameError(f"step.{name}", expected, head[name])
     if len(data) != packing.size:
         raise FrameError("step.bytes", packing.size, len(data))
-    committed = packing.views(data)["committed"].tolist()
+    parts = _split(profile, data, packing, n)
     seen: set[int] = set()
     rows = []
-    for index in range(n):
-        rows.append(_decode_row(profile, data, packing, index, committed[index]))
+    for index, part in enumerate(parts):
+        rows.append(_decode_row(profile, index, *part))
         _check_row(profile, rows[-1], index, seen)
     return Step(head["round"], tuple(rows))
 
 
+_draw_of = STEP_DRAW.pick("user_seed", "sampled")
+_row_of = STEP_ROW.pick(
+    "slot", "generation", "position", "digest", "count", "context_bytes"
+)
+
+
+def _split(
+    profile: Profile, data: bytes, packing: Packing, n: int
+) -> Iterable[tuple[Sequence[int], Sequence[int], tuple[int, ...], bytes]]:
+    """What stands of each row in the body's arrays: draw, row, committed, context."""
+    at = packing.offset
+    draws: Iterable[Sequence[int]] = repeat((0, 0), n)
+    if profile.is_sampled:
+        draws = map(_draw_of, STEP_DRAW.rows(data, at["draws"], n))
+    rows = map(_row_of, STEP_ROW.rows(data, at["rows"], n))
+    places = profile.depth + 1
+    tokens = struct.unpack_from(f"<{n * places}i", data, at["committed"])
+    committed = (tokens[i : i + places] for i in range(0, n * places, places))
+    size = profile.context_bytes
+    starts = (at["context"] + row * size for row in range(n))
+    contexts = (data[start : start + size] for start in starts)
+    return zip(draws, rows, committed, contexts, strict=True)
+
+
 def _decode_row(
-    profile: Profile, data: bytes, packing: Packing, index: int, places: list[int]
+    profile: Profile,
+    index: int,
+    draw: Sequence[int],
+    fields: Sequence[int],
+    places: tuple[int, ...],
+    context: bytes,
 ) -> StepRow:
     """Row ``index``; refuses what a ``StepRow`` has no place for."""
-    draw = {"user_seed": 0, "sampled": 0}
-    if profile.is_sampled:
-        draw = STEP_DRAW.unpack(data, packing.offset["draws"] + index * STEP_DRAW.size)
-    fields = STEP_ROW.unpack(data, packing.offset["rows"] + index * STEP_ROW.size)
-    count, size = fields["count"], profile.context_bytes
+    slot, generation, position, digest, count, size = fields
     if count > len(places):
         raise FrameError(f"step.rows[{index}].count", f"at most {len(places)}", count)
-    if fields["context_bytes"] != size:
+    if size != profile.context_bytes:
         raise FrameError(
-            f"step.rows[{index}].context_bytes", size, fields["context_bytes"]
+            f"step.rows[{index}].context_bytes", profile.context_bytes, size
         )
     for place, token in enumerate(places[count:], count):
         if token != -1:
             raise FrameError(f"step.committed[{index}, {place}]", -1, token)
-    at = packing.offset["context"] + index * size
+    user_seed, sampled = draw
     return StepRow(
-        slot=fields["slot"],
-        generation=fields["generation"],
-        position=fields["position"],
-        digest=fields["digest"],
-        committed=tuple(places[:count]),
-        user_seed=draw["user_seed"],
-        sampled=draw["sampled"] == 1,
-        context=data[at : at + size],
+        slot=slot,
+        generation=generation,
+        position=position,
+        digest=digest,
+        committed=places[:count],
+        user_seed=user_seed,
+        sampled=sampled == 1,
+        context=context,
     )
 
 
 def _check_row(profile: Profile, row: StepRow, index: int, seen: set[int]) -> None:
     """What sender and receiver both refuse in a row; notes its slot in ``seen``."""
-    where = f"step.rows[{index}]"
     if not 0 <= row.slot < profile.max_slots:
         raise FrameError(
-            f"{where}.slot", f"0..{profile.max_slots - 1}", shown(row.slot)
+            f"step.rows[{index}].slot", f"0..{profile.max_slots - 1}", shown(row.slot)
         )
     if row.slot in seen:
-        raise FrameError(f"{where}.slot", "a slot of its own", f"{row.slot} again")
+        raise FrameError(
+            f"step.rows[{index}].slot", "a slot of its own", f"{row.slot} again"
+        )
     seen.add(row.slot)
     if len(row.committed) > profile.depth + 1:
         raise FrameError(
-            f"{where}.count", f"at most {profile.depth + 1}", len(row.committed)
+            f"step.rows[{index}].count",
+            f"at most {profile.depth + 1}",
+            len(row.committed),
         )
     for place, token in enumerate(row.committed):
         if not 0 <= token < profile.vocab:
@@ -187,7 +218,9 @@ def _check_row(profile: Profile, row: StepRow, index: int, seen: set[int]) -> No
             )
     if len(row.context) != profile.context_bytes:
         raise FrameError(
-            f"{where}.context_bytes", profile.context_bytes, len(row.context)
+            f"step.rows[{index}].context_bytes", profile.context_bytes, len(row.context)
         )
     if row.sampled and not profile.is_sampled:
-        raise FrameError(f"{where}.sampled", "T = 0 in a greedy session", "T > 0")
+        raise FrameError(
+            f"step.rows[{index}].sampled", "T = 0 in a greedy session", "T > 0"
+        )
