@@ -27,9 +27,7 @@ class VerifiedTensors:
         tokens: (B, depth + 1) int64; accepted drafts, one drawn token, then -1.
         count: (B,) int64, tokens emitted: ``accepted + 1``, or 0 where nothing is.
         accepted: (B,) int64.
-        error: (B,) int64 of :class:`Fault`. Up to MASS: the page's row was refused on
-            the copy, and one token of the unchanged target is emitted, as for any
-            failed row. STALE, MODE, TARGET: nothing is emitted.
+        error: (B,) int64 of :class:`Fault`; nothing is emitted where it is not NONE.
         no_mass: (B,) bool, corrections drawn from p because the residual had no mass.
         mode: (B,) int64 of :class:`Mode`, how the request was verified.
         slots: (B,) int64.

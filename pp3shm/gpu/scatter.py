@@ -25,17 +25,13 @@ NONE = -1  # the round of a slot that holds none: 2**64 - 1, as on the wire
 class Mode(IntEnum):
     """How a slot's row is to be verified."""
 
-    TARGET_ONLY = 0  # failed, absent or refused here: one draw of p_0
+    TARGET_ONLY = 0  # failed or absent: one draw of p_0
     GREEDY = 1  # mask 0
     SAMPLED = 2  # mask 1
 
 
 class Fault(IntEnum):
-    """What is wrong with a slot; 6 to 10 are numbered as the checks of a reply.
-
-    Those make the slot target-only, as any failed row is; with the others no token is
-    emitted.
-    """
+    """Why a request emits nothing; 6 to 10 are numbered as the checks of a reply."""
 
     NONE = 0
     MASK = 6
@@ -127,21 +123,25 @@ class DraftProbs:
         self._no_ids = torch.arange(SUPPORT, device=self.device)
         self._ids = self._no_ids.repeat(max_slots, depth, 1)
 
-    def scatter_q(self, views: ReplyTensors, round_: int) -> None:
+    def scatter_q(
+        self, views: ReplyTensors, round_: int, stale: Sequence[int] = ()
+    ) -> None:
         """Take the page of ``round_`` into every slot. Does not synchronise.
 
         Of each row the 32 columns written last are erased, and the 32 new ones
         written, exactly as they stand in the page. Slots that are failed, absent or
         greedy get rows of zeros. All that is used is copied first and the copy is
-        checked (:func:`page_fault`), so that bytes changed meanwhile reach nothing; a
-        slot that fails becomes target-only, and ``fault_of_slot`` says why. A page of
-        another round leaves all slots without a round, which verification refuses.
+        checked (:func:`page_fault`), so that bytes changed meanwhile reach nothing.
+        Verification refuses a slot that fails, and ``fault_of_slot`` says why. A page
+        of another round leaves all slots without a round, which it refuses too.
         On the CPU the page is no longer needed when this returns.
 
         Args:
             views: tensors of the page on this object's device; a greedy profile's
                 have no mask, ids and q.
             round_: the round that is expected there.
+            stale: slots that were closed or opened anew since the round was asked
+                (``Reply.stale``): failed, whatever stands in the page.
 
         Raises:
             ConfigError: views of another device or layout, or an impossible round.
@@ -150,7 +150,7 @@ class DraftProbs:
         of_round = views.round == signed(round_)
         page = self._snapshot(views, of_round)
         fault = page_fault(page, self.vocab)
-        usable = page.ok & (fault == Fault.NONE)
+        usable = page.ok & (fault == Fault.NONE) & self._current(stale)
         mode = torch.where(usable, page.mask + Mode.GREEDY, Mode.TARGET_ONLY)
         sampled = (mode == Mode.SAMPLED)[:, None, None]
         ids = torch.where(sampled, page.ids, self._no_ids)
@@ -211,6 +211,12 @@ class DraftProbs:
         shape = (self.max_slots, self.depth)
         if tuple(views.tokens.shape) != shape:
             raise ConfigError("page.tokens", shape, tuple(views.tokens.shape))
+
+    def _current(self, stale: Sequence[int]) -> Tensor:
+        """(max_slots,) bool, without a read of the device."""
+        current = torch.ones(self.max_slots, dtype=torch.bool)
+        current[list(stale)] = False
+        return current.to(self.device, non_blocking=True)
 
     def _snapshot(self, views: ReplyTensors, of_round: Tensor) -> _Snapshot:
         ok = (views.status == Status.OK) & of_round

@@ -91,9 +91,9 @@ def verify(
         sampled: (B,), T > 0 of each request; None: all of them.
 
     Returns:
-        Tensors on the target's device. A request whose row is not of ``round_``, is
-        of the other mode than ``sampled`` says, or meets a bad target row, emits
-        nothing; the others are not touched by it.
+        Tensors on the target's device. A request whose row is not of ``round_``, was
+        refused when it was scattered, is of the other mode than ``sampled`` says, or
+        meets a bad target row, emits nothing; the others are not touched by it.
 
     Raises:
         ConfigError: tensors of other types, shapes or devices than these.
@@ -119,10 +119,10 @@ def verify(
     here = stop[:, None]
     if argmax is not None and r.greedy is not None:
         drawn = torch.where(r.greedy, argmax.gather(1, here).squeeze(1), drawn)
-    bad = ~good.gather(1, here).squeeze(1) & (r.error < Fault.STALE)
+    bad = ~good.gather(1, here).squeeze(1) & (r.error == Fault.NONE)
     error = torch.where(bad, Fault.TARGET, r.error)
 
-    emits = error < Fault.STALE
+    emits = error == Fault.NONE
     accepted = torch.where(emits, stop, 0)
     count = torch.where(emits, stop + 1, 0)[:, None]
     tokens = torch.nn.functional.pad(drafts.drafts[r.row], (0, 1), value=-1)
@@ -215,7 +215,8 @@ def _requests(
 
 def _usable(target: Tensor) -> Tensor:
     """(B, depth + 1) bool: rows of finite numbers, none negative, with a mass of 1."""
-    low, mass = target.amin(-1), target.sum(-1)  # NaN and infinities fail both
+    # NaN and infinities fail both; in float64, as the reference adds them up.
+    low, mass = target.amin(-1), target.sum(-1, dtype=torch.float64)
     return (low >= 0.0) & ((mass - 1.0).abs() <= MASS_TOLERANCE)
 
 

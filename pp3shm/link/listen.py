@@ -35,6 +35,7 @@ class Listener:
         self._sock = sock
         self.address = address
         self._inode = inode
+        self._process = os.getpid()
 
     def fileno(self) -> int:
         """The descriptor to poll; readable means that ``accept`` may give a link."""
@@ -59,8 +60,13 @@ class Listener:
             return None
 
     def close(self) -> None:
-        """Stop listening and remove the socket file, if it is still this one's."""
+        """Stop listening and remove the socket file, if it is still this one's.
+
+        A forked child gives up its own copy only: the parent goes on listening.
+        """
         self._sock.close()
+        if self._process != os.getpid():
+            return
         if self._inode is not None and isinstance(self.address, UnixAddress):
             with contextlib.suppress(OSError, LinkError), _locked(self.address.name):
                 if _inode(self.address.name) == self._inode:

@@ -11,10 +11,11 @@ class Counts:
         self._lock = threading.Lock()
         self._counter: Counter[str] = Counter()
 
-    def add(self, name: str, amount: int = 1) -> None:
-        """Count ``amount`` more under ``name``."""
+    def add(self, name: str, amount: int = 1) -> int:
+        """Count ``amount`` more under ``name``; how many that makes."""
         with self._lock:
             self._counter[name] += amount
+            return self._counter[name]
 
     def snapshot(self) -> dict[str, int]:
         """All of them, sorted by name."""

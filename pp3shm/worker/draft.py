@@ -185,9 +185,12 @@ def _put_q(
 
 
 def _refuse(reply: Reply, task: Task, error: ProposalError) -> None:
-    logger.warning(
-        "slot %d, round %d: no proposal: %s", task.row.slot, reply.round, error
-    )
+    # At most one in a thousand rounds: a drafter that gives nothing usable gives it
+    # at every round, and each is counted by the status of its row.
+    if reply.round % 1000 == 1 or reply.round < 10:
+        logger.warning(
+            "slot %d, round %d: no proposal: %s", task.row.slot, reply.round, error
+        )
     _fail(reply, task.index)
 
 

@@ -5,6 +5,7 @@ raises is logged and counted, and both fail rows, never the worker.
 """
 
 import contextlib
+import inspect
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -162,15 +163,13 @@ class Guard:
             result: object = getattr(self._drafter, name)(*args)
         return result
 
-    @contextlib.contextmanager
-    def watching(self, name: str) -> Iterator[None]:
+    def watching(self, name: str) -> contextlib.AbstractContextManager[None]:
         """Whatever the drafter's code raises inside becomes a fault of it.
 
         Raises:
             DrafterFault: it raised.
         """
-        with watching(f"the drafter's {name}", self._counts):
-            yield
+        return watching(f"the drafter's {name}", self._counts)
 
     def _checked(self, given: object, shape: tuple[int, ...]) -> Logits:
         if (
@@ -214,11 +213,26 @@ class DrafterSource:
             self._guard(drafter)  # refuses an unusable one now
             self._drafter = drafter
         elif callable(drafter):
+            self._expect_factory(drafter)
             self._factory = drafter
         else:
             raise ConfigError(
                 "drafter", f"{EXPECTED}, or a factory of one", type(drafter).__name__
             )
+
+    def _expect_factory(self, factory: Factory) -> None:
+        """Refuse now what no session could call; an odd signature is tried later."""
+        try:
+            signature = inspect.signature(factory)
+        except (TypeError, ValueError):
+            return
+        try:
+            signature.bind(self._profile)
+        except TypeError as error:
+            name = getattr(factory, "__name__", type(factory).__name__)
+            raise ConfigError(
+                f"drafter {name}", "one argument, the profile", f"{signature}: {error}"
+            ) from error
 
     def open(self) -> Guard:
         """A drafter for one session.
@@ -246,8 +260,9 @@ def watching(what: str, counts: Counts) -> Iterator[None]:
     except BaseException as error:
         # Also a drafter's sys.exit(): it fails rows, never the worker. Signals are not
         # among these, for they never reach a connection's thread.
-        counts.add("drafter_faults")
-        logger.exception("%s raised", what)
+        faults = counts.add("drafter_faults")
+        if faults & (faults - 1) == 0:  # 1, 2, 4, 8, ...: a flood of them fills no disk
+            logger.exception("%s raised (fault %d)", what, faults)
         raise DrafterFault(what) from error
 
 

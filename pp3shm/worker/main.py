@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from pp3shm.errors import ConfigError
+from pp3shm.errors import ConfigError, Pp3Error
 from pp3shm.layout.keyproof import load_key
 from pp3shm.layout.profile import SEMANTIC, Profile
 from pp3shm.worker.server import Worker
@@ -76,12 +76,14 @@ def run(
         Pp3Error: an option cannot be used, or an address not be had.
     """
     drafter = load_drafter(args.drafter)
-    fields = getattr(drafter, "profile_fields", {})
+    with _users_code("drafter.profile_fields", "a dict"):
+        fields = getattr(drafter, "profile_fields", {})
     if isinstance(drafter, type) and isinstance(fields, property):
         fields = {}  # a factory: what its drafters would say, nobody can ask yet
     profile = profile_of(args, fields)
     key = load_key(args.key_file) if args.key_file is not None else None
-    worker = Worker(drafter, profile, args.listen, key)
+    with _users_code("--drafter", "a drafter or a factory of one"):
+        worker = Worker(drafter, profile, args.listen, key)
     with _writing(args.ready_fd) as tell, _signals_stop(worker), worker:
         for address in worker.addresses:
             say(f"listening on {address}")
@@ -97,7 +99,8 @@ def load_drafter(name: str) -> Any:
         name: ``package.module:object``; the object may have dots of its own.
 
     Raises:
-        ConfigError: no such module or object, or the module cannot be imported.
+        ConfigError: no such module or object, or the module cannot be imported;
+            whatever the module's own code raises, an exit included.
     """
     module_name, colon, path = name.partition(":")
     if not colon or not module_name or not path:
@@ -105,19 +108,27 @@ def load_drafter(name: str) -> Any:
     here = str(Path.cwd())
     if here not in sys.path and "" not in sys.path:
         sys.path.insert(0, here)
-    try:
+    with _users_code("--drafter", f"a module {module_name} that can be imported"):
         found: Any = importlib.import_module(module_name)
-    except Exception as error:  # the module's own code may raise anything
-        raise ConfigError(
-            "--drafter",
-            f"a module {module_name} that can be imported",
-            f"{type(error).__name__}: {_one_line(error)}",
-        ) from error
-    for part in path.split("."):
-        if not hasattr(found, part):
-            raise ConfigError("--drafter", f"{path} in {module_name}", f"no {part}")
-        found = getattr(found, part)
+    with _users_code("--drafter", f"{path} in {module_name}"):
+        for part in path.split("."):
+            if not hasattr(found, part):
+                raise ConfigError("--drafter", f"{path} in {module_name}", f"no {part}")
+            found = getattr(found, part)
     return found
+
+
+@contextlib.contextmanager
+def _users_code(place: str, expected: str) -> Iterator[None]:
+    """Whatever code of the user's raises becomes an error that names the place."""
+    try:
+        yield
+    except Pp3Error:
+        raise
+    except (Exception, SystemExit) as error:
+        raise ConfigError(
+            place, expected, f"{type(error).__name__}: {_one_line(error)}"
+        ) from error
 
 
 def profile_of(args: argparse.Namespace, fields: object) -> Profile:
@@ -144,7 +155,7 @@ def profile_of(args: argparse.Namespace, fields: object) -> Profile:
             if name not in given and name not in _OPTIONAL:
                 raise ConfigError(option, "a value", "none")
         elif given.setdefault(name, value) != value:
-            raise ConfigError(option, f"the drafter's own {given[name]}", value)
+            raise ConfigError(option, f"the drafter's own {given[name]!r}", repr(value))
     if args.sampled:
         return Profile.sampled(**given)
     if given.pop("semantic", "greedy") != "greedy":

@@ -78,6 +78,7 @@ class Worker:
         self._accepting: threading.Thread | None = None
         self._stopping = False
         self._stop = -1
+        self._process = os.getpid()
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -109,6 +110,8 @@ class Worker:
 
     def request_stop(self) -> None:
         """Ask for the end, from anywhere, a signal handler included: takes no lock."""
+        if self._process != os.getpid():
+            return  # a forked child: the descriptor is still the parent's too
         self._stopping = True
         if self._stop >= 0:
             os.eventfd_write(self._stop, 1)
@@ -132,6 +135,9 @@ class Worker:
                 thread is a daemon: it does not hold the process up.
         """
         if self._accepting is None:
+            return
+        if self._process != os.getpid():
+            self._close_listeners()  # our copies; the threads are in the parent
             return
         self.request_stop()
         deadline = time.monotonic() + timeout_s

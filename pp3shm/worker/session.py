@@ -25,6 +25,8 @@ from pp3shm.worker.draft import Task, draft
 from pp3shm.worker.drafter import DrafterSource, DraftRow, Guard
 from pp3shm.worker.slots import Slot
 
+_COUNTED = [f"rows_{status.name.lower()}" for status in Status]
+
 
 class Refusal(Exception):
     """What the peer sent ends the session with an ERROR.
@@ -200,8 +202,8 @@ class Session:
 
     def _count(self, reply: Reply) -> None:
         self._counts.add("steps")
-        for status in reply.status:
-            self._counts.add(f"rows_{Status(status).name.lower()}")
+        for status in reply.status.tolist():
+            self._counts.add(_COUNTED[status])
 
 
 def round_of(body: bytes) -> int:

@@ -80,7 +80,7 @@ class Slot:
         if tail:
             # On a copy: a digest that does not fit must leave the held one alone.
             digest = digest.copy()
-            digest.update(np.array(tail, np.int32))
+            digest.update(tail)
         if digest.value != expected:
             return Status.REFUSED
         end = self.length + len(tail)
