@@ -15,6 +15,7 @@ PARTS = (
     "ring/atomics",
     "ring/ring",
     "ring/slots",
+    "ring/note",
     "ring/watchdog",
     "layout/crc",
     "layout/step",
@@ -23,6 +24,7 @@ PARTS = (
     "proposal/scan",
     "proposal/top",
     "proposal/draft",
+    "proxy/exchange",
 )
 
 CFLAGS = [
@@ -43,7 +45,11 @@ ffi.set_source(
     "\n".join(f'#include "{_part}.h"' for _part in PARTS),
     sources=[f"pp3shm/{_part}.c" for _part in PARTS],
     include_dirs=["pp3shm"],
-    depends=[f"pp3shm/{_part}{end}" for _part in PARTS for end in (".h", ".cdef")],
+    depends=[
+        str(path.relative_to(ROOT.parent))
+        for end in ("*/*.h", "*/*.cdef")
+        for path in sorted(ROOT.glob(end))
+    ],
     define_macros=[("_GNU_SOURCE", None)],
     extra_compile_args=CFLAGS,
     libraries=["m"],

@@ -1,0 +1,104 @@
+#include "proxy/exchange.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <time.h>
+
+static uint64_t round_of(const uint8_t *step)
+{
+    uint64_t round = 0;
+    for (int i = 7; i >= 0; i--)
+        round = round << 8 | step[i];
+    return round;
+}
+
+int pp3_take_step(struct pp3_ring *r, const struct pp3_layout *l, uint64_t *mine,
+                  uint8_t *step, size_t capacity, uint32_t *bytes)
+{
+    int taken = pp3_take(r, mine);
+    if (taken <= 0)
+        return taken;
+    memcpy(step, pp3_request(r, *mine), capacity);
+    if (pp3_step_check(l, step, capacity, bytes) == 0 &&
+        round_of(step) == pp3_ticket(*mine))
+        return 1;
+    uint64_t word;
+    pp3_resolve(r, pp3_ticket(*mine), PP3_CANCELLED, &word);
+    pp3_give_back(r, *mine);
+    return -EINVAL;
+}
+
+static void put_trace(struct pp3_ring *r, uint64_t mine, const struct pp3_trace *trace)
+{
+    memcpy(pp3_page(r, mine) + r->page_bytes - sizeof *trace, trace, sizeof *trace);
+}
+
+int pp3_answer_failed(struct pp3_ring *r, const struct pp3_layout *l, uint64_t mine,
+                      const uint8_t *step, int32_t status)
+{
+    const struct pp3_trace none = {0};
+    pp3_fail_page(l, step, status, pp3_page(r, mine));
+    put_trace(r, mine, &none); /* not that of the page's round before */
+    return pp3_publish(r, mine);
+}
+
+int pp3_answer(struct pp3_ring *r, const struct pp3_layout *l, uint64_t mine,
+               const uint8_t *step, const uint8_t *frame, size_t frame_bytes,
+               const uint8_t *session, uint64_t sequence, struct pp3_trace *trace,
+               struct pp3_fault *fault)
+{
+    int reason = pp3_accept(l, step, frame, frame_bytes, session, sequence,
+                            pp3_page(r, mine), fault);
+    if (reason != 0)
+        return reason;
+    trace->checked_ns = pp3_now();
+    put_trace(r, mine, trace);
+    return pp3_publish(r, mine);
+}
+
+/* One look at ring and descriptors, sleeping up to sleep_ns for the descriptors.
+ * fds: link, control, bell; a negative descriptor is ignored by poll. */
+static int look(struct pp3_ring *r, struct pollfd *fds, nfds_t n, int64_t sleep_ns)
+{
+    struct timespec t = {.tv_sec = (time_t)(sleep_ns / 1000000000),
+                         .tv_nsec = (long)(sleep_ns % 1000000000)};
+    if (ppoll(fds, n, &t, NULL) < 0 && errno != EINTR)
+        return -errno;
+    int wake = pp3_work_pending(r) ? PP3_WAKE_WORK : 0;
+    if (fds[0].revents != 0)
+        wake |= PP3_WAKE_LINK;
+    if (fds[1].revents != 0)
+        wake |= PP3_WAKE_CONTROL;
+    return wake;
+}
+
+int pp3_proxy_sleep(struct pp3_ring *r, int link_fd, int control_fd, int64_t spin_ns,
+                    int64_t sleep_ns)
+{
+    struct pollfd fds[3] = {
+        {.fd = link_fd, .events = POLLIN},
+        {.fd = control_fd, .events = POLLIN},
+        {.fd = pp3_bell_fd(r), .events = POLLIN},
+    };
+    uint64_t spun = pp3_now() + (uint64_t)spin_ns;
+    int wake;
+    do
+        wake = look(r, fds, 2, 0);
+    while (wake == 0 && pp3_now() < spun);
+    if (wake != 0 || sleep_ns <= 0)
+        return wake;
+    /* E4: counted as asleep, fence, then one more look at the ring; a submit after
+     * that look sees the count and rings the bell descriptor. */
+    pp3_work_prepare(r);
+    wake = pp3_work_pending(r) ? PP3_WAKE_WORK : look(r, fds, 3, sleep_ns);
+    pp3_work_done(r);
+    return wake;
+}
+
+int pp3_die_with_parent(void)
+{
+    return prctl(PR_SET_PDEATHSIG, (unsigned long)SIGKILL, 0ul, 0ul, 0ul) < 0 ? -errno : 0;
+}

@@ -1,0 +1,74 @@
+"""What a proxy is told when it is started, the same for a thread and a process."""
+
+import json
+from dataclasses import dataclass, field
+from typing import Self
+
+from pp3shm.errors import ConfigError
+from pp3shm.layout.keyproof import check_key
+from pp3shm.layout.profile import Profile
+from pp3shm.link.address import parse
+
+
+@dataclass(frozen=True, slots=True)
+class ProxyPlan:
+    """Where the worker is and how to speak with it.
+
+    Attributes:
+        profile: what both sides must agree on.
+        worker: the worker's address, e.g. ``tcp://127.0.0.1:7333``.
+        psk: the pre-shared key, or None.
+        spin_ns: how long a turn of the loop spins before it sleeps.
+        dial_timeout_s: how long connection, proof and HELLO may take together.
+    """
+
+    profile: Profile
+    worker: str
+    psk: bytes | None = field(default=None, repr=False)
+    spin_ns: int = 50_000
+    dial_timeout_s: float = 5.0
+
+    def __post_init__(self) -> None:
+        """Refuse what could never be dialled, where it is given.
+
+        Raises:
+            ConfigError: the address, the key, or a time.
+        """
+        parse(self.worker, "worker")
+        if self.psk is not None:
+            check_key(self.psk, "psk")
+        if self.spin_ns < 0:
+            raise ConfigError("spin_ns", "0 or more", self.spin_ns)
+
+    def to_bytes(self) -> bytes:
+        """The plan as JSON, for a proxy process. Holds the key: never log it."""
+        return json.dumps(
+            {
+                "profile": self.profile.canonical_json().decode("ascii"),
+                "worker": self.worker,
+                "psk": None if self.psk is None else self.psk.hex(),
+                "spin_ns": self.spin_ns,
+                "dial_timeout_s": self.dial_timeout_s,
+            }
+        ).encode("ascii")
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Self:
+        """The plan that ``to_bytes`` wrote.
+
+        Raises:
+            ConfigError: the bytes are no plan.
+            ProfileError: its profile is none.
+        """
+        try:
+            parts = json.loads(data)
+            psk = parts["psk"]
+            return cls(
+                profile=Profile.from_json(parts["profile"].encode("ascii")),
+                worker=str(parts["worker"]),
+                psk=None if psk is None else bytes.fromhex(psk),
+                spin_ns=int(parts["spin_ns"]),
+                dial_timeout_s=float(parts["dial_timeout_s"]),
+            )
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise ConfigError("proxy plan", "the JSON of a plan", error) from error
