@@ -1,0 +1,428 @@
+"""What an inference engine imports: rounds out, replies in."""
+
+import contextlib
+import time
+import weakref
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Literal, Self
+
+from pp3shm.errors import ConfigError, Exhausted, LinkError, ProfileError, RegionError
+from pp3shm.layout.frames import Step, encode_step
+from pp3shm.layout.profile import Profile
+from pp3shm.layout.reply import ReplyLayout
+from pp3shm.layout.tables import Status
+from pp3shm.proxy.board import Board
+from pp3shm.proxy.plan import ProxyPlan
+from pp3shm.proxy.proxy import ProcessProxy, ThreadProxy
+from pp3shm.proxy.state import SessionState
+from pp3shm.reply import Reply, ReplyReader, after
+from pp3shm.ring.handover import Doorman
+from pp3shm.ring.record import Shape
+from pp3shm.ring.region import Region
+from pp3shm.ring.ring import CAUSES, EngineEnd
+from pp3shm.slots import Row, SlotTable
+
+REPLACE_S = 0.1
+"""How long a claim waits for the death of a proxy that held every page."""
+
+
+class Engine:
+    """The engine's end: a region, a proxy, a watchdog, and rank 0.
+
+    One thread calls ``step`` and the slot operations; ``reply`` and ``release`` may be
+    called by another. Make one with ``Engine.create`` and use it as a context manager.
+
+    Attributes:
+        profile: what was agreed with the worker.
+        epoch: 16 bytes, the region's; keys the verifier's draws.
+        layout: the ``ReplyLayout`` of every page.
+    """
+
+    def __init__(
+        self,
+        profile: Profile,
+        ring: EngineEnd,
+        proxy: ThreadProxy | ProcessProxy,
+        doorman: Doorman | None,
+        spin_ns: int,
+    ) -> None:
+        self.profile = profile
+        self._reader = ReplyReader(profile, ring, spin_ns)
+        self.layout = self._reader.layout
+        self.epoch: bytes = ring.region.epoch
+        self._ring = ring
+        self._doorman = doorman
+        self._proxy = proxy
+        self._board = Board(ring)
+        self._slots = SlotTable(profile, ring.is_open)
+        self._asked: dict[int, dict[int, int]] = {}
+        self._heads: dict[frozenset[int], bytes] = {}
+        # An engine that is dropped, or still open when the interpreter ends, is closed.
+        self._finalizer = weakref.finalize(
+            self, _close, proxy, doorman, self._reader, ring
+        )
+
+    # -- life ----------------------------------------------------------------------
+
+    @classmethod
+    def create(
+        cls,
+        profile: Profile,
+        *,
+        worker: str,
+        proxy: Literal["process", "thread"] = "process",
+        rounds: int = 8,
+        ranks: int = 1,
+        kind: Literal["memfd", "posix"] = "memfd",
+        psk: bytes | None = None,
+        spin_ns: int = 50_000,
+        connect_timeout_s: float = 10.0,
+    ) -> Self:
+        """Make the region, start proxy and watchdog, and greet the worker.
+
+        Args:
+            profile: what the worker must agree to, field by field.
+            worker: its address: ``tcp://host:port``, ``unix:///path``, ``unix://@name``.
+            proxy: a process of its own, or a thread of this one.
+            rounds: entries of the ring, so rounds in flight, 1 to 1024.
+            ranks: readers of every reply, 1 to 16; this process is rank 0.
+            kind: ``memfd`` (no names at all) or ``posix`` (names under /dev/shm, gone
+                as soon as all have attached).
+            psk: pre-shared key of 16 to 64 bytes; needed beyond loopback.
+            spin_ns: how long a wait spins before it sleeps.
+            connect_timeout_s: how long to wait for the first session; 0: do not wait.
+
+        Raises:
+            ConfigError: an argument out of range.
+            ProfileError: the worker's profile differs, by field.
+            LinkError: no session within ``connect_timeout_s``.
+            RegionError: the region cannot be made.
+        """
+        _check_range("rounds", rounds, 1, 1024)
+        _check_range("ranks", ranks, 1, 16)
+        _check_choice("proxy", proxy, ("process", "thread"))
+        _check_choice("kind", kind, ("memfd", "posix"))
+        plan = ProxyPlan(profile, worker, psk, spin_ns)
+        try:
+            return cls._start(
+                profile, plan, (rounds, ranks, kind, proxy), connect_timeout_s
+            )
+        except OSError as error:  # of descriptors or memory, wherever it was found out
+            raise RegionError("engine", "descriptors and memory", error) from error
+
+    @classmethod
+    def _start(
+        cls,
+        profile: Profile,
+        plan: ProxyPlan,
+        shape: tuple[int, int, str, str],
+        connect_timeout_s: float,
+    ) -> Self:
+        """Make what ``create`` has checked; what is half made is undone."""
+        rounds, ranks, kind, proxy = shape
+        with contextlib.ExitStack() as undo:
+            ring = undo.enter_context(_make_ring(profile, rounds, ranks, kind))
+            doorman = undo.enter_context(Doorman(ring)) if ranks > 1 else None
+            if doorman is None:
+                ring.region.unlink()  # nobody else attaches by name
+            starter = ProcessProxy if proxy == "process" else ThreadProxy
+            running = starter(ring, plan)
+            undo.callback(running.close)
+            engine = cls(profile, ring, running, doorman, plan.spin_ns)
+            engine.wait_connected(connect_timeout_s)
+            undo.pop_all()
+        return engine
+
+    def wait_connected(self, timeout_s: float) -> None:
+        """Wait until rounds go to the worker.
+
+        Raises:
+            ProfileError: the worker's profile differs, by field.
+            LinkError: refused, or no session in time; the text says why.
+        """
+        limit = time.monotonic() + timeout_s
+        while timeout_s > 0:
+            state = self.session_state
+            if state is SessionState.READY:
+                return
+            held = state in (SessionState.REFUSED, SessionState.INCIDENT)
+            pending = self._board.reopen_pending()
+            why = self._board.noted()
+            if held and not pending and self.session_state is state:
+                raise why if isinstance(why, ProfileError) else LinkError(str(why))
+            why = why or self._proxy.trouble()
+            if time.monotonic() >= limit:
+                expected = (
+                    f"worker: expected a session within {timeout_s} s, found none"
+                )
+                raise LinkError(expected if why is None else str(why))
+            time.sleep(0.001)
+
+    def close(self) -> None:
+        """End proxy, watchdog and region. Safe to call twice."""
+        self._finalizer()
+
+    def __enter__(self) -> Self:
+        """The engine itself."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close."""
+        self.close()
+
+    # -- slots ---------------------------------------------------------------------
+
+    def reset(self, slot: int, prefix: Sequence[int]) -> int:
+        """Open the next generation of ``slot`` with a request's committed prefix.
+
+        Args:
+            slot: 0 to max_slots - 1; rounds of its older generations become stale.
+            prefix: token ids; at most max_positions.
+
+        Returns:
+            The generation, which keys the request's draws.
+
+        Raises:
+            ConfigError: no such slot, or a token outside the vocabulary.
+            FrameError: tokens that are no 32-bit integers.
+            RingError: more tokens than max_positions.
+        """
+        state = self._slots.find(slot, live=False)
+        tokens = self._slots.tokens(prefix)
+        self._ring.slot_reset(slot, state.generation + 1, tokens)
+        return self._slots.opened(slot, tokens)
+
+    def commit(self, slot: int, tokens: Sequence[int]) -> None:
+        """Append tokens that verification emitted to the request in ``slot``.
+
+        Raises:
+            Busy: the slot stands in an unresolved round. Cancel it first.
+            ConfigError: a closed slot, or a token outside the vocabulary.
+            RingError: the request would grow beyond max_positions.
+        """
+        self._slots.expect_resolved(slot)
+        found = self._slots.tokens(tokens)
+        self._ring.slot_append(slot, found)
+        self._slots.committed(slot, found)
+
+    def close_slot(self, slot: int) -> None:
+        """The request is over: its slot is no longer restated to workers."""
+        state = self._slots.find(slot)
+        self._ring.slot_close(slot)
+        state.live = False
+
+    @property
+    def buffers(self) -> list[memoryview]:
+        """Read-only; every page, then every failed buffer (``Reply.place``).
+
+        For what reads pages by itself, such as ``pp3shm.gpu.Page``.
+        """
+        return self._reader.buffers
+
+    @property
+    def rounds_in_flight(self) -> int:
+        """Entries of the ring: how many rounds can be open at once."""
+        return int(self._ring.region.shape.rounds)
+
+    def position(self, slot: int) -> int:
+        """Tokens committed in ``slot``; where its next draft will stand."""
+        return self._slots.find(slot).digest.length
+
+    def generation(self, slot: int) -> int:
+        """The generation of ``slot``."""
+        return self._slots.find(slot).generation
+
+    # -- rounds --------------------------------------------------------------------
+
+    def step(self, rows: Sequence[Row], *, timeout_s: float = 0.05) -> int:
+        """Ask for drafts: claim a round, write its STEP, submit it.
+
+        Args:
+            rows: 1 to max_slots rows of distinct slots.
+            timeout_s: the round's deadline from now; then it has failed.
+
+        Returns:
+            The ticket, which is also the round's number.
+
+        Raises:
+            Busy: the next entry is still in use.
+            ConfigError: a slot that is closed or does not exist.
+            RingError: not all ranks have attached.
+            Exhausted: quarantine holds every spare page.
+            FrameError: a row that is no STEP row, by name.
+        """
+        built = tuple(self._slots.row(row) for row in rows)
+        body = encode_step(self.profile, Step(0, built))  # the ring stamps the round
+        heads = self._heads_of(frozenset(row.slot for row in built))
+        deadline = after(timeout_s)
+        ticket = self._claim(body, deadline, heads)
+        self._asked[ticket] = self._slots.asked(ticket, built)
+        return ticket
+
+    def _claim(self, body: bytes, deadline: int, heads: bytes) -> int:
+        """Submit; where a stopped proxy holds every page, kill it and try again.
+
+        A stopped process can hold its pages for ever, a dead one cannot: its pages
+        come back as soon as its death is known. See ``Exhausted``.
+        """
+        try:
+            return self._ring.step(body, deadline, heads)
+        except Exhausted:
+            if not self._proxy.replace():
+                raise
+        limit = time.monotonic() + REPLACE_S
+        while True:
+            try:
+                return self._ring.step(body, deadline, heads)
+            except Exhausted:
+                if time.monotonic() >= limit:
+                    raise
+                time.sleep(0.001)
+
+    def _heads_of(self, slots: frozenset[int]) -> bytes:
+        """Round (the ring stamps it) and statuses, for each status the core can give.
+
+        Made once for each set of slots: there are at most 15.
+        """
+        heads = self._heads.get(slots)
+        if heads is None:
+            pages = (self.layout.failed(cause, slots) for cause in CAUSES)
+            heads = b"".join(page[: self.layout.head_bytes] for page in pages)
+            self._heads[slots] = heads
+        return heads
+
+    def reply(self, ticket: int, *, timeout_s: float | None = None) -> Reply:
+        """Wait for a round to be resolved; at its deadline it is, whatever happened.
+
+        Args:
+            ticket: from ``step``.
+            timeout_s: own patience; None waits to the round's deadline.
+
+        Raises:
+            WaitTimeout: ``timeout_s`` ended first; the round is still open.
+            Stale: the ticket was released or never given.
+            RegionError: somebody spoiled the page: it is of another round.
+        """
+        return self._reader.read(
+            ticket, timeout_s, lambda: self.stale(ticket), self.release
+        )
+
+    def stale(self, ticket: int) -> list[int]:
+        """Slots of a round that were closed or opened anew since it was asked.
+
+        ``reply`` marks them STALE by itself; a further rank is told of them, so that
+        all ranks take the same rows for failed.
+        """
+        return self._slots.stale(self._asked.get(ticket, {}))
+
+    def release(self, ticket: int) -> None:
+        """Rank 0 has read the round: nothing of its page is used after this."""
+        self._ring.release(ticket)
+        self._asked.pop(ticket, None)
+
+    def cancel(self, ticket: int, *, told: bool = False) -> None:
+        """Fail a round now, with status REFUSED, unless it is resolved already.
+
+        Args:
+            ticket: from ``step``.
+            told: True if anybody was told of it, another rank or a thread that waits:
+                they see the failed round, and all ranks release it.
+        """
+        if told:
+            self._ring.resolve(ticket, int(Status.REFUSED))
+        else:
+            self._ring.cancel(ticket)
+            self._asked.pop(ticket, None)
+
+    # -- looking -------------------------------------------------------------------
+
+    @property
+    def invitation(self) -> str:
+        """What ``Rank.attach`` wants, in each further rank's process.
+
+        Raises:
+            ConfigError: there is one rank only.
+        """
+        if self._doorman is None:
+            raise ConfigError("ranks", "more than one", 1)
+        return self._doorman.address
+
+    def wait_ranks(self, timeout_s: float = 30.0) -> None:
+        """Wait until all ranks have attached.
+
+        Raises:
+            RegionError: naming those that have not.
+        """
+        if self._doorman is not None:
+            self._doorman.wait(timeout_s)
+
+    @property
+    def session_state(self) -> SessionState:
+        """Where the proxy's session with the worker stands."""
+        return self._board.state_of(self._proxy.owner)
+
+    def reopen(self) -> None:
+        """Allow a session again after an incident or a profile that differed."""
+        self._board.ask_reopen()
+
+    def stats(self) -> dict[str, int]:
+        """Counters by name: the proxy's, the ring's and the watchdog's."""
+        pages = self._ring.stats()
+        return {
+            **self._board.all(),
+            "session_state": int(self.session_state),
+            **self._ring.counters(),
+            "free_pages": pages.free_pages,
+            "quarantined": pages.quarantined,
+            **self._proxy.stats(),
+        }
+
+    def last_error(self) -> Exception | None:
+        """Why there is no session, or why the last one ended; None: all is well."""
+        return self._board.noted()
+
+
+def _close(
+    proxy: ThreadProxy | ProcessProxy,
+    doorman: Doorman | None,
+    reader: ReplyReader,
+    ring: EngineEnd,
+) -> None:
+    with contextlib.ExitStack() as last_to_first:
+        last_to_first.callback(ring.close)
+        last_to_first.callback(reader.close)
+        if doorman is not None:
+            last_to_first.callback(doorman.close)
+        last_to_first.callback(proxy.close)
+
+
+def _make_ring(profile: Profile, rounds: int, ranks: int, kind: str) -> EngineEnd:
+    layout = ReplyLayout(profile.max_slots, profile.depth, profile.is_sampled)
+    shape = Shape(
+        rounds=rounds,
+        ranks=ranks,
+        page_bytes=profile.page_bytes,
+        request_bytes=profile.step_bytes,
+        failed_bytes=layout.size,
+        head_bytes=layout.head_bytes,
+        slots=profile.max_slots,
+        max_positions=profile.max_positions,
+    )
+    region = Region.create(shape, layout_id=profile.layout_id, kind=kind)
+    return EngineEnd(region, b"".join(layout.failed(cause, ()) for cause in CAUSES))
+
+
+def _check_choice(place: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ConfigError(place, " or ".join(map(repr, choices)), repr(value))
+
+
+def _check_range(place: str, value: int, low: int, high: int) -> None:
+    if not isinstance(value, int) or not low <= value <= high:
+        raise ConfigError(place, f"{low}..{high}", repr(value))

@@ -1,0 +1,105 @@
+"""A further rank: another process that reads every reply."""
+
+from collections.abc import Iterable
+from types import TracebackType
+from typing import Self
+
+from pp3shm.attach import expect_layout
+from pp3shm.layout.profile import Profile
+from pp3shm.reply import Reply, ReplyReader
+from pp3shm.ring.handover import attach_rank
+from pp3shm.ring.ring import RankEnd
+
+
+class Rank:
+    """A reader of the engine's region, in a process of its own.
+
+    It sees the same page, status and q of a round as every other rank, and must
+    release each round it is told of. Make one with ``Rank.attach``.
+
+    Attributes:
+        profile: what the region was made for.
+        rank: its number, 1 or more.
+        epoch: 16 bytes, the region's; the same on all ranks.
+    """
+
+    def __init__(self, profile: Profile, end: RankEnd, spin_ns: int) -> None:
+        expect_layout(end.region.layout_id, profile)
+        self.profile = profile
+        self.rank = end.rank
+        self.epoch: bytes = end.region.epoch
+        self._end = end
+        self._reader = ReplyReader(profile, end, spin_ns)
+
+    @property
+    def buffers(self) -> list[memoryview]:
+        """Read-only; every page, then every failed buffer (``Reply.place``)."""
+        return self._reader.buffers
+
+    @classmethod
+    def attach(
+        cls,
+        invitation: str,
+        profile: Profile,
+        *,
+        rank: int | None = None,
+        spin_ns: int = 50_000,
+        timeout_s: float = 10.0,
+    ) -> Self:
+        """Take the region that an engine hands over.
+
+        Args:
+            invitation: ``Engine.invitation``.
+            profile: the engine's profile.
+            rank: the number wanted, None: the next free one.
+            spin_ns: how long a wait spins before it sleeps.
+            timeout_s: for the whole handover.
+
+        Raises:
+            RegionError: no engine there, no rank free, or a region of another version
+                or layout; the error names what differs.
+        """
+        end = attach_rank(invitation, rank, timeout_s, layout_id=profile.layout_id)
+        try:
+            return cls(profile, end, spin_ns)
+        except BaseException:
+            end.close()
+            raise
+
+    def reply(
+        self,
+        ticket: int,
+        *,
+        stale: Iterable[int] = (),
+        timeout_s: float | None = None,
+    ) -> Reply:
+        """Wait for a round this rank was told of; see ``Engine.reply``.
+
+        Args:
+            ticket: of the round.
+            stale: what ``Engine.stale`` said of it.
+            timeout_s: own patience; None waits to the round's deadline.
+        """
+        return self._reader.read(ticket, timeout_s, lambda: stale, self.release)
+
+    def release(self, ticket: int) -> None:
+        """This rank has read the round."""
+        self._end.release(ticket)
+
+    def close(self) -> None:
+        """Let go of the region."""
+        self._reader.close()
+        self._end.close()
+
+    def __enter__(self) -> Self:
+        """The rank itself."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close."""
+        self.close()
