@@ -8,6 +8,7 @@ should be), and must be seen to fail.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -87,6 +88,17 @@ class FirstTokens:
         self.emitted: Counts = np.zeros(target.shape, np.int64)
         self.control: Counts = np.zeros(target.shape, np.int64)
 
+    @cached_property
+    def needed(self) -> int:
+        """Samples at which the control fails in 999 of 1000 runs.
+
+        Raises:
+            ConfigError: no number of samples shows the control here.
+        """
+        pairs = zip(self._target, self._draft, strict=True)
+        wrong = np.array([point_mass_law(p, q) for p, q in pairs])
+        return samples_needed(self._target, wrong)
+
     def add(
         self, context: int, drafts: NDArray[np.int32], emitted: NDArray[np.int32]
     ) -> None:
@@ -111,13 +123,11 @@ class FirstTokens:
         Raises:
             ConfigError: too few samples for a test.
         """
-        pairs = zip(self._target, self._draft, strict=True)
-        wrong = np.array([point_mass_law(p, q) for p, q in pairs])
         return DistributionCheck(
             contexts=len(self._target),
             emitted=goodness(self.emitted, self._target),
             control=goodness(self.control, self._target),
-            needed=samples_needed(self._target, wrong),
+            needed=self.needed,
         )
 
 

@@ -23,6 +23,7 @@ from pp3shm.demo.check import (
     DistributionCheck,
     Goodness,
 )
+from pp3shm.demo.signals import held
 
 _REFRESH_S = 0.1
 _PLAIN_COLUMNS = 76
@@ -49,7 +50,6 @@ class DemoReport:
         overlap: (depth,) float64, sum of ``sum min(p, q)`` over those judged.
         failed: rounds failed, by the name of the status.
         stages: int64 nanoseconds of each round by the stage's name, in order.
-        check: the check of the distribution, if it was made.
         killed: what was killed on purpose, for the record.
     """
 
@@ -69,7 +69,6 @@ class DemoReport:
     overlap: NDArray[np.float64]
     failed: Mapping[str, int]
     stages: Mapping[str, NDArray[np.int64]]
-    check: DistributionCheck | None = None
     killed: Sequence[str] = field(default=())
 
 
@@ -81,15 +80,17 @@ def show(report: DemoReport, console: Console) -> None:
 
 def tables(report: DemoReport) -> list[RenderableType]:
     """The tables of a report, in the order they are shown in."""
-    made: list[RenderableType] = [
+    return [
         _summary(report),
         _acceptance(report),
         _failures(report),
         _latency(report),
     ]
-    if report.check is not None:
-        made.append(_distribution(report.check))
-    return made
+
+
+def show_check(check: DistributionCheck, console: Console) -> None:
+    """Print the check of the distribution to a console."""
+    console.print(_distribution(check))
 
 
 class Growth:
@@ -117,9 +118,14 @@ class Growth:
     def __enter__(self) -> Self:
         """Show the prompts."""
         if self._console.is_terminal:
-            self._live = Live(
-                self._panels(), console=self._console, auto_refresh=False
-            ).__enter__()
+            self._live = Live(self._panels(), console=self._console, auto_refresh=False)
+            try:
+                with held():  # a drawing that is left half-way cannot be ended
+                    self._live.start(refresh=True)
+            except BaseException:
+                with held():
+                    self._live.stop()
+                raise
         else:
             for i, prompt in enumerate(self._prompts):
                 self._print_plain(i, f"{prompt} ...")
@@ -138,7 +144,8 @@ class Growth:
             self._print_grown(last=False)
         elif time.monotonic() - self._drawn_s >= _REFRESH_S:
             self._drawn_s = time.monotonic()
-            self._live.update(self._panels(), refresh=True)
+            with held():
+                self._live.update(self._panels(), refresh=True)
 
     def __exit__(
         self,
@@ -150,8 +157,11 @@ class Growth:
         if self._live is None:
             self._print_grown(last=True)
             return
-        self._live.update(self._panels(), refresh=True)
-        self._live.__exit__(kind, error, trace)
+        with held():
+            try:
+                self._live.update(self._panels(), refresh=True)
+            finally:
+                self._live.stop()
 
     def _panels(self) -> Group:
         """One panel per text, as much of its end as the screen has lines for."""

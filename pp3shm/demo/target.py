@@ -1,6 +1,5 @@
 """What the loop asks of a target model, and the n-gram that answers it."""
 
-import math
 from typing import Protocol
 
 import numpy as np
@@ -53,6 +52,10 @@ class TargetModel(Protocol):
         ...
 
 
+COLDEST, HOTTEST = 1e-3, 1e3
+"""Temperatures at which FP32 logits stay apart, and stay finite."""
+
+
 def usable_drafts(drafts: NDArray[np.int32]) -> NDArray[np.int32]:
     """The drafts before the first -1."""
     failed = np.flatnonzero(drafts < 0)
@@ -60,13 +63,13 @@ def usable_drafts(drafts: NDArray[np.int32]) -> NDArray[np.int32]:
 
 
 def check_temperature(temperature: float) -> float:
-    """Refuse a temperature that no softmax can be taken at.
+    """Refuse a temperature that no softmax of FP32 logits can be taken at.
 
     Raises:
-        ConfigError: not finite or not above 0.
+        ConfigError: not a number of 0.001 to 1000.
     """
-    if not (math.isfinite(temperature) and temperature > 0):
-        raise ConfigError("temperature", "a finite number above 0", temperature)
+    if not COLDEST <= temperature <= HOTTEST:  # NaN is not
+        raise ConfigError("temperature", f"{COLDEST:g}..{HOTTEST:g}", temperature)
     return temperature
 
 

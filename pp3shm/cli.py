@@ -1,0 +1,174 @@
+"""The command line."""
+
+import argparse
+import io
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn, TypeAlias
+
+from pp3shm import __version__
+from pp3shm.errors import Pp3Error
+
+FAILED = 1
+UNUSABLE = 2
+INTERRUPTED = 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command.
+
+    Args:
+        argv: words after the program's name; None takes the process's own.
+
+    Returns:
+        The exit status: 0 done, 1 something was found wrong, 2 it could not be done,
+        130 interrupted.
+    """
+    _print_anything()
+    command = "pp3shm"
+    try:
+        args, unknown = _parser().parse_known_args(argv)
+        command = f"pp3shm {args.command}"
+        if unknown:
+            args.error(f"unrecognized arguments: {' '.join(unknown)}")
+        status: int = args.run(args)
+        if sys.stdout is not None:  # None: it was closed before we began
+            sys.stdout.flush()
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        _drop_output()  # whoever read it has enough
+        return FAILED
+    except (Pp3Error, OSError) as error:
+        # An OSError is the machine's: a full disk, no descriptor left, no folder.
+        print(f"{command}: {one_line(error)}", file=sys.stderr)
+        _drop_output()
+        return UNUSABLE
+    return status
+
+
+def _print_anything() -> None:
+    """A letter that the output's encoding lacks is shown as ``?``, not an error."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
+
+
+def _drop_output() -> None:
+    """What cannot be written must not be tried again, and fail again, as Python ends.
+
+    What can be written is.
+    """
+    if sys.stdout is None:
+        return
+    try:
+        sys.stdout.flush()
+    except OSError:
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, sys.stdout.fileno())
+        os.close(null)
+
+
+def one_line(error: Exception | str) -> str:
+    """The error's text on one line, a peer's control characters escaped."""
+    text = str(error) or type(error).__name__
+    return "".join(
+        letter if letter.isprintable() else letter.encode("unicode_escape").decode()
+        for letter in text
+    )
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says in one line what is wrong with the words of a command."""
+
+    def error(self, message: str) -> NoReturn:
+        """As every other error, and the way to the help in place of it."""
+        text = one_line(f"{message}; see {self.prog} --help")
+        self.exit(UNUSABLE, f"{self.prog}: {text}\n")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="pp3shm",
+        description="Exact draft distributions for speculative decoding, fail-closed.",
+    )
+    parser.add_argument("--version", action="version", version=__version__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    _add_demo(commands)
+    _add_worker(commands)
+    _add_conformance(commands)
+    return parser
+
+
+# argparse has no public name for what add_subparsers returns.
+Commands: TypeAlias = "argparse._SubParsersAction[_Parser]"  # noqa: SLF001
+
+
+def _add_demo(commands: Commands) -> None:
+    parser = commands.add_parser(
+        "demo",
+        help="decode real text speculatively and show that nothing was lost",
+        description="Trains two language models on a text, decodes four requests "
+        "through a worker process, a proxy process and shared memory, and checks the "
+        "distribution of what came out.",
+    )
+    parser.add_argument("--text", metavar="FILE", help="a text of one's own")
+    parser.add_argument("--target", metavar="NAME", help="a Hugging Face causal LM")
+    parser.add_argument("--draft", metavar="NAME", help="another with its tokenizer")
+    parser.add_argument("--temperature", type=float, help="of the target, T > 0")
+    parser.add_argument("--depth", type=int, default=5, help="drafts a round: 4 or 5")
+    parser.add_argument("--requests", type=int, default=4, help="at once: 1 to 4")
+    parser.add_argument("--tokens", type=int, default=160, help="new tokens a request")
+    parser.add_argument("--check-rounds", type=int, help="rounds of the check")
+    parser.add_argument("--seed", type=int, default=0, help="of every draw")
+    parser.add_argument("--proxy", choices=("process", "thread"), default="process")
+    parser.add_argument("--kill-worker", action="store_true", help="mid-way")
+    parser.add_argument("--kill-proxy", action="store_true", help="mid-way")
+    parser.set_defaults(run=_demo, error=parser.error)
+
+
+def _demo(args: argparse.Namespace) -> int:
+    from pp3shm.demo.optional import require  # noqa: PLC0415 - only when asked
+
+    for module in ("rich", "scipy", "tokenizers"):
+        require(module, "demo")
+    from pp3shm.demo.main import run_demo  # noqa: PLC0415 - needs what was asked for
+
+    # That a peer is gone is what the report counts; it must not run into the text.
+    logging.basicConfig(level=logging.ERROR, format="pp3shm demo: %(message)s")
+    return run_demo(args)
+
+
+def _add_worker(commands: Commands) -> None:
+    from pp3shm.worker.main import add_arguments  # noqa: PLC0415 - only when asked
+
+    parser = commands.add_parser("worker", help="serve a drafter to engines")
+    add_arguments(parser)
+    parser.set_defaults(run=_worker, error=parser.error)
+
+
+def _worker(args: argparse.Namespace) -> int:
+    from pp3shm.worker.main import run  # noqa: PLC0415 - only when asked
+
+    return run(args, lambda line: print(line, flush=True))
+
+
+def _add_conformance(commands: Commands) -> None:
+    parser = commands.add_parser(
+        "conformance",
+        help="run known-answer files against this library",
+        description="Each *.json of DIR is run case by case; a file of another name "
+        "or without cases is a failure.",
+    )
+    parser.add_argument("directory", metavar="DIR", help="of known-answer files")
+    parser.set_defaults(run=_conformance, error=parser.error)
+
+
+def _conformance(args: argparse.Namespace) -> int:
+    from pp3shm.conformance.runner import run  # noqa: PLC0415 - only when asked
+
+    report = run(args.directory)
+    for line in report.lines():
+        print(line)
+    return 0 if report.ok else FAILED
