@@ -9,18 +9,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from tiny_models import PADDED, TEXT, save_model, save_tokenizer
 
 from pp3shm.demo.drafter import ENVIRONMENT, EnvironmentDrafter
 from pp3shm.demo.hf import HfDrafter, HfTarget, load_drafter, load_pair
 from pp3shm.demo.hfmodel import HfModel, load_model
-from pp3shm.demo.vocabulary import Vocabulary
 from pp3shm.errors import ConfigError
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-TEXT = "".join(f"Line {i} speaks of {i * i % 89}.\n\n" for i in range(400))
-PADDED = 320  # ids of the models; the tokenizer has 300
 NEAR = {"rtol": 1e-4, "atol": 1e-5}  # FP32 sums in another order
 
 
@@ -40,41 +38,6 @@ class Row:
     slot: int
     generation: int
     prefix: NDArray[np.int32]
-
-
-def save_model(path: Path, seed: int, kind: str = "llama", **other: int) -> str:
-    """A tiny random model, with a tokenizer of 300 ids beside it."""
-    torch.manual_seed(seed)
-    size = {"vocab_size": PADDED, "max_position_embeddings": 64, **other}
-    if kind == "llama":
-        config = transformers.LlamaConfig(
-            hidden_size=32,
-            intermediate_size=48,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            initializer_range=0.3,
-            **size,
-        )
-        model = transformers.LlamaForCausalLM(config)
-    elif kind == "gpt2":
-        config = transformers.GPT2Config(
-            n_embd=32, n_layer=2, n_head=2, initializer_range=0.3, **size
-        )
-        model = transformers.GPT2LMHeadModel(config)
-    else:
-        config = transformers.MambaConfig(
-            hidden_size=16, state_size=4, num_hidden_layers=1, **size
-        )
-        model = transformers.MambaForCausalLM(config)
-    model.save_pretrained(path)
-    save_tokenizer(path, TEXT)
-    return str(path)
-
-
-def save_tokenizer(path: Path, text: str) -> None:
-    trained = Vocabulary.train(text, 300)._tokenizer
-    transformers.PreTrainedTokenizerFast(tokenizer_object=trained).save_pretrained(path)
 
 
 @pytest.fixture(scope="module")

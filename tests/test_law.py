@@ -271,7 +271,7 @@ def point_mass_in_the_ratio(rows, drafts, ids, q, **keys):
 def test_real_rounds_emit_the_targets_distribution(temperature):
     """The drafter's temperature is its own affair."""
     rounds, seed = 6000, 7
-    print("seed", seed)  # noqa: T201 (a failure can be repeated)
+    print("seed", seed)
     p = np.random.default_rng(seed).dirichlet(np.full(40, 0.5))
     seen, accepted, target, q = play(rounds, p, temperature, verify_row)
     expected = target * rounds

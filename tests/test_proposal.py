@@ -195,7 +195,7 @@ def test_a_row_is_drawn_by_its_key_round_and_position():
 def test_draws_follow_the_counts_that_are_shipped():
     """What is drawn has the very distribution that is sent beside it."""
     seed, rounds = 20261130, 20_000
-    print("seed", seed)  # noqa: T201 (a failure can be repeated)
+    print("seed", seed)
     logits = np.random.default_rng(seed).normal(0, 2, 256).astype(np.float32)
     shown = reference.categorical(logits)
     tokens = [

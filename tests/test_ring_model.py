@@ -283,6 +283,9 @@ class Ring(RuleBasedStateMachine):
         if live is None:
             return
         reader = data.draw(st.sampled_from(self.readers))
+        if reader.rank in live.released:
+            self._refused(lambda: reader.try_wait(ticket), ticket)
+            return
         outcome = reader.try_wait(ticket)
         if live.status is None:
             assert outcome is None

@@ -130,7 +130,6 @@ def test_each_session_gets_a_drafter_of_its_own_from_a_factory():
         lambda _profile: object(),
         lambda _profile: Parallel("head"),
         lambda _profile: 1 / 0,
-        lambda: seeded_table(SAMPLED),
     ],
 )
 def test_factory_that_fails_is_an_error_to_that_engine(factory):
@@ -141,6 +140,15 @@ def test_factory_that_fails_is_an_error_to_that_engine(factory):
                 assert engine.receive_error().code == Status.WORKER_ERROR
         assert worker.stats()["drafter_faults"] == 2
         assert worker.stats()["sessions_open"] == 0
+
+
+@pytest.mark.parametrize(
+    "factory",
+    [lambda: seeded_table(SAMPLED), lambda _a, _b: None, lambda *, profile: profile],
+)
+def test_a_factory_that_takes_no_profile_is_refused_at_once(factory):
+    with pytest.raises(ConfigError, match="one argument, the profile"):
+        Worker(factory, SAMPLED, [LOCAL])
 
 
 def test_source_with_a_failing_factory_raises_its_own_error():

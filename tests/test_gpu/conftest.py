@@ -8,10 +8,10 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+import pp3shm.verify as reference
 from pp3shm.gpu import DraftProbs, Page, ReplyTensors, verify
 from pp3shm.layout.reply import ReplyLayout
 from pp3shm.layout.tables import Status
-from pp3shm.verify import verify as reference
 from pp3shm.verify.keys import VerifyKeys
 
 SUPPORT = 32

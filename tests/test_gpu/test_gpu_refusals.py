@@ -124,18 +124,32 @@ def test_a_greedy_row_is_never_verified_as_sampled_nor_the_reverse(make_round):
     assert everything.error.tolist() == [0, Fault.MODE, 0, Fault.MODE]
 
 
-def test_a_row_refused_on_the_copy_emits_the_unchanged_target_and_is_reported(
-    make_round,
+SPOILED = {
+    "a NaN": ("q", math.nan),
+    "a negative": ("q", -0.5),
+    "mass beyond 1": ("q", 0.75),
+    "an id of 2**31 - 1": ("ids", 2**31 - 1),
+    "a negative id": ("ids", -1),
+    "a wild draft": ("tokens", 2**31 - 1),
+}
+
+
+@pytest.mark.parametrize("spoiled", SPOILED)
+def test_a_row_refused_on_the_copy_emits_nothing_as_in_the_reference(
+    make_round, spoiled
 ):
-    random = np.random.default_rng(22)
-    case = make_round(random, 60, 5, modes=[0, 0, 0, 0])
-    case.views.q[1, 2, 3] = math.nan
+    name, value = SPOILED[spoiled]
+    case = make_round(np.random.default_rng(22), 60, 5, modes=[0, 0, 0, 0])
+    place = (1, 0) if name == "tokens" else (1, 0, 3)
+    getattr(case.views, name)[place] = value
+    getattr(case.page, name)[place] = value
     case.drafts.scatter_q(case.views, case.round)
-    found = case.run().read()
-    only = case.reference([1], page=False)
-    assert found.tokens[1].tolist() == only.tokens[0].tolist()
-    assert found.errors[1].place == "slot 1: page.mass"
-    assert [e is None for e in found.errors] == [True, False, True, True]
+    found, expected = case.run().read(), case.reference()
+    for verified in (found, expected):
+        assert [e is None for e in verified.errors] == [True, False, True, True]
+        assert verified.count[1] == 0
+        assert verified.tokens[1].tolist() == [-1] * 6
+    assert found.tokens.tolist() == expected.tokens.tolist()
 
 
 def test_a_draft_of_probability_zero_is_not_accepted_even_at_uniform_zero(
