@@ -14,16 +14,10 @@ result is checked against the readable reference, outside the timed part.
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
-import platform
 import sys
-import time
-from itertools import cycle
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import _harness
 import numpy as np
 from numpy.typing import NDArray
 
@@ -34,7 +28,7 @@ from pp3shm.proposal.proposal import propose_chain
 from pp3shm.rng import draw24
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
 ROWS, DEPTH, K = 4, 5, 32
 KEYS = [(row + 1, row + 2) for row in range(ROWS)]
@@ -82,21 +76,15 @@ def timed(
     markov: Markov | None,
     seconds: float,
 ) -> dict[str, float]:
-    """Microseconds a call: p50, p99, p99.9 of at least 20 calls, after a warm-up."""
-    turn: Iterator[Logits] = cycle(batches)
-    for _ in range(max(3, len(batches))):
-        run(next(turn), markov)
-    spent: list[float] = []
-    while sum(spent) < seconds or len(spent) < 20:
-        logits = next(turn)
-        start = time.perf_counter_ns()
-        run(logits, markov)
-        spent.append((time.perf_counter_ns() - start) * 1e-9)
-    p50, p99, p999 = np.quantile(spent, (0.5, 0.99, 0.999)) * 1e6
-    return {
-        "p50_us": p50, "p99_us": p99, "p99.9_us": p999, "calls": len(spent),
-        "gb_per_s": batches[0].nbytes / p50 * 1e-3,
-    }  # fmt: skip
+    """Microseconds a call, and what that makes of the bytes."""
+    spent = _harness.timed(
+        lambda i: run(batches[i % len(batches)], markov),
+        seconds,
+        warm=max(3, len(batches)),
+    )
+    found = _harness.quantiles(spent)
+    rate = batches[0].nbytes / found["p50_us"] * 1e-3
+    return {**found, "calls": len(spent), "gb_per_s": rate}
 
 
 def check(logits: Logits, markov: Markov | None) -> None:
@@ -159,41 +147,22 @@ class Report:
             row["times_read"] = row["p50_us"] / base
             self.rows.append(row)
             print(
-                f"{title:34}{row['run']:12}{row['p50_us']:11.1f}{row['p99_us']:11.1f}"
-                f"{row['p99.9_us']:11.1f}{row['gb_per_s']:9.1f}{row['times_read']:9.2f}"
+                f"{title:34}{row['run']:12}{_harness.shown(row)}"
+                f"{row['gb_per_s']:9.1f}{row['times_read']:9.2f}"
             )
-
-
-def machine() -> dict[str, Any]:
-    """What the numbers were taken on; pins this process to one core."""
-    core_id = min(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, {core_id})
-    names = [
-        line.partition(":")[2].strip()
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        if line.startswith("model name")
-    ]
-    return {
-        "cpu": names[0] if names else platform.machine(),
-        "pinned_core": core_id,
-        "python": platform.python_version(),
-        "numpy": np.__version__,
-        "path": PATHS[lib.pp3_scan_path()],
-    }
 
 
 def main() -> None:
     """Runs all groups."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--json", type=Path, help="also write the numbers to this file")
+    parser = _harness.arguments(__doc__)
     parser.add_argument("--vocab", type=int, default=129280)
     parser.add_argument("--seconds", type=float, default=0.5, help="per measurement")
     options = parser.parse_args()
     vocab: int = options.vocab
-    where = machine()
-    print(*(f"{name}: {value}" for name, value in where.items()), sep="; ")
-    print(f"{'':34}{'':12}{'p50 us':>11}{'p99 us':>11}{'p99.9 us':>11}{'GB/s':>9}"
-          f"{'x read':>9}")  # fmt: skip
+    where = _harness.machine(
+        pinned_core=_harness.pin(), path=PATHS[lib.pp3_scan_path()], vocab=vocab
+    )
+    print(f"{'':46}{_harness.HEAD}{'GB/s':>9}{'x read':>9}")
     g = np.random.default_rng(1)
     count = max(2, COLD_BYTES // (ROWS * DEPTH * vocab * 4))
     cold = [
@@ -219,9 +188,7 @@ def main() -> None:
         right = g.normal(0, 1, (rank, vocab)).astype(np.float32)
         head = Markov.low_rank(left, right)
         report.group(f"4 x 5, bias of rank {rank}, hot", hot, head)
-    if options.json:
-        result = {"machine": where, "vocab": vocab, "results": report.rows}
-        options.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    _harness.write(options.json, where, report.rows)
 
 
 if __name__ == "__main__":

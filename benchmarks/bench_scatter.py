@@ -16,21 +16,16 @@ Beside them, what follows: verification of the four requests, from probabilities
 CPU by default, one thread; ``--device cuda`` times with CUDA events and a cold L2.
 """
 
-import argparse
-import json
-import platform
-import sys
 import time
 from collections.abc import Callable
 
+import _harness
 import numpy as np
 import torch
 
 from pp3shm.gpu import DraftProbs, Page, ReplyTensors, key_words, verify
 from pp3shm.layout.reply import ReplyLayout
 from pp3shm.verify.keys import VerifyKeys
-
-QUANTILES = (50.0, 99.0, 99.9)
 
 
 def make_pages(
@@ -146,14 +141,13 @@ def calls(pages: list[ReplyTensors], shape: tuple[int, int, int], device: str):
 
 def main() -> None:
     """Run, check, print."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = _harness.arguments(__doc__)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--slots", type=int, default=4)
     parser.add_argument("--depth", type=int, default=5)
     parser.add_argument("--vocab", type=int, default=129280)
     parser.add_argument("--repeats", type=int, default=1000)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--json", help="also write the result to this file")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     shape = (args.slots, args.depth, args.vocab)
@@ -164,29 +158,22 @@ def main() -> None:
         check({name: way(i).clone() for name, way in ways.items()})
 
     megabytes = args.slots * args.depth * args.vocab * 4 / 1e6
-    machine = {
-        "machine": platform.processor() or platform.machine(),
-        "device": torch.cuda.get_device_name() if args.device == "cuda" else "cpu",
-        "threads": args.threads,
-        "python": platform.python_version(),
-        "torch": str(torch.__version__),
-        "shape": shape,
-    }
-    print(" ".join(f"{k}={v}" for k, v in machine.items()))
-    print(f"dense tensor {megabytes:.1f} MB; microseconds p50, p99, p99.9; GB/s at p50")
+    where = _harness.machine(
+        device=torch.cuda.get_device_name() if args.device == "cuda" else "cpu",
+        threads=args.threads,
+        torch=str(torch.__version__),
+        shape=shape,
+    )
+    print(f"{f'dense tensor {megabytes:.1f} MB':20}{_harness.HEAD}{'GB/s':>9}")
     table = {}
     for name, way in (ways | beside).items():
         repeats = args.repeats if name in ways else max(args.repeats // 10, 20)
-        times = timer(way, repeats)
-        table[name] = [float(v) / 1e3 for v in np.percentile(times, QUANTILES)]
+        spent = table[name] = _harness.quantiles(timer(way, repeats))
         rate = ""
         if name in ("rebuild", "torch, read"):
-            rate = f"{megabytes * 1e3 / table[name][0]:8.1f} GB/s"
-        print(f"{name:20}" + "".join(f"{v:10.1f}" for v in table[name]) + rate)
-    if args.json:
-        with open(args.json, "w", encoding="utf-8") as file:  # noqa: PTH123
-            json.dump(machine | {"microseconds": table}, file, indent=1)
-    sys.stdout.flush()
+            rate = f"{megabytes * 1e3 / spent['p50_us']:9.1f}"
+        print(f"{name:20}{_harness.shown(spent)}{rate}")
+    _harness.write(args.json, where, table)
 
 
 if __name__ == "__main__":
