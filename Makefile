@@ -1,1 +1,52 @@
-all:
+# Everything a newcomer types: `make demo` and `make test`. Each builds what it needs
+# in .venv from python3, a C compiler and make.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip --disable-pip-version-check -q
+SOURCES := $(shell find pp3shm -name '*.py' -o -name '*.pyi' -o -name '*.[ch]' -o -name '*.cdef') \
+	pyproject.toml setup.py MANIFEST.in
+
+.PHONY: demo test bench weak-memory lint clean
+.DELETE_ON_ERROR:
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) install -c constraints.txt --upgrade pip
+
+# The package is installed as a wheel, not linked: what runs is what a user gets.
+# Its parts are installed in two steps so that a changed source rebuilds the wheel
+# and downloads nothing.
+$(VENV)/.demo-packages: pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) install -c constraints.txt '.[demo]'
+	@touch $@
+$(VENV)/.dev-packages: pyproject.toml constraints.txt $(VENV)/.demo-packages
+	$(PIP) install -c constraints.txt '.[dev]'
+	@touch $@
+$(VENV)/.package: $(SOURCES) $(VENV)/.demo-packages
+	rm -rf build pp3shm.egg-info
+	$(PIP) install --no-deps --force-reinstall .
+	@touch $@
+
+demo: $(VENV)/.package
+	$(BIN)/pp3shm demo $(ARGS)
+
+test: $(VENV)/.dev-packages $(VENV)/.package
+	$(BIN)/python -P -m pytest $(ARGS)
+
+bench: $(VENV)/.dev-packages $(VENV)/.package
+	@for file in benchmarks/bench_*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
+
+# The ring's text under every schedule and old value that C11 allows: docs/proof.md.
+weak-memory: $(BIN)/python
+	$(BIN)/python tests/relacy/report.py
+
+lint: $(VENV)/.dev-packages $(VENV)/.package
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	sh tools/warnings.sh
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

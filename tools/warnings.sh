@@ -1,0 +1,12 @@
+#!/bin/sh
+# The C core must compile without a warning under every compiler that is here.
+set -eu
+cd "$(dirname "$0")/.."
+flags="-std=c11 -O2 -D_GNU_SOURCE -Ipp3shm -Wall -Wextra -Wpedantic -Wconversion -Werror -fsyntax-only"
+for cc in gcc clang aarch64-linux-gnu-gcc; do
+    command -v "$cc" >/dev/null 2>&1 || { echo "warnings: no $cc here, not checked"; continue; }
+    find pp3shm -name '*.c' ! -name '_core.c' | while read -r file; do
+        "$cc" $flags "$file"
+    done
+    echo "warnings: $cc clean"
+done
