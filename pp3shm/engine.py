@@ -1,6 +1,5 @@
 """What an inference engine imports: rounds out, replies in."""
 
-import contextlib
 import time
 import weakref
 from collections.abc import Sequence
@@ -10,17 +9,13 @@ from typing import Literal, Self
 from pp3shm.errors import ConfigError, Exhausted, LinkError, ProfileError, RegionError
 from pp3shm.layout.frames import Step, encode_step
 from pp3shm.layout.profile import Profile
-from pp3shm.layout.reply import ReplyLayout
 from pp3shm.layout.tables import Status
+from pp3shm.parts import Choices, Parts
 from pp3shm.proxy.board import Board
 from pp3shm.proxy.plan import ProxyPlan
-from pp3shm.proxy.proxy import ProcessProxy, ThreadProxy
 from pp3shm.proxy.state import SessionState
-from pp3shm.reply import Reply, ReplyReader, after
-from pp3shm.ring.handover import Doorman
-from pp3shm.ring.record import Shape
-from pp3shm.ring.region import Region
-from pp3shm.ring.ring import CAUSES, EngineEnd
+from pp3shm.reply import Reply, after
+from pp3shm.ring.ring import CAUSES
 from pp3shm.slots import Row, SlotTable
 
 REPLACE_S = 0.1
@@ -39,29 +34,20 @@ class Engine:
         layout: the ``ReplyLayout`` of every page.
     """
 
-    def __init__(
-        self,
-        profile: Profile,
-        ring: EngineEnd,
-        proxy: ThreadProxy | ProcessProxy,
-        doorman: Doorman | None,
-        spin_ns: int,
-    ) -> None:
+    def __init__(self, profile: Profile, parts: Parts) -> None:
         self.profile = profile
-        self._reader = ReplyReader(profile, ring, spin_ns)
-        self.layout = self._reader.layout
-        self.epoch: bytes = ring.region.epoch
-        self._ring = ring
-        self._doorman = doorman
-        self._proxy = proxy
-        self._board = Board(ring)
-        self._slots = SlotTable(profile, ring.is_open)
+        self.layout = parts.reader.layout
+        self.epoch: bytes = parts.ring.region.epoch
+        self._ring = parts.ring
+        self._reader = parts.reader
+        self._doorman = parts.doorman
+        self._proxy = parts.proxy
+        self._board = Board(parts.ring)
+        self._slots = SlotTable(profile, parts.ring.is_open)
         self._asked: dict[int, dict[int, int]] = {}
         self._heads: dict[frozenset[int], bytes] = {}
         # An engine that is dropped, or still open when the interpreter ends, is closed.
-        self._finalizer = weakref.finalize(
-            self, _close, proxy, doorman, self._reader, ring
-        )
+        self._finalizer = weakref.finalize(self, parts.close)
 
     # -- life ----------------------------------------------------------------------
 
@@ -99,39 +85,17 @@ class Engine:
             LinkError: no session within ``connect_timeout_s``.
             RegionError: the region cannot be made.
         """
-        _check_range("rounds", rounds, 1, 1024)
-        _check_range("ranks", ranks, 1, 16)
-        _check_choice("proxy", proxy, ("process", "thread"))
-        _check_choice("kind", kind, ("memfd", "posix"))
+        choices = Choices(rounds, ranks, kind, proxy)
         plan = ProxyPlan(profile, worker, psk, spin_ns)
         try:
-            return cls._start(
-                profile, plan, (rounds, ranks, kind, proxy), connect_timeout_s
-            )
+            engine = cls(profile, Parts.make(profile, plan, choices))
         except OSError as error:  # of descriptors or memory, wherever it was found out
             raise RegionError("engine", "descriptors and memory", error) from error
-
-    @classmethod
-    def _start(
-        cls,
-        profile: Profile,
-        plan: ProxyPlan,
-        shape: tuple[int, int, str, str],
-        connect_timeout_s: float,
-    ) -> Self:
-        """Make what ``create`` has checked; what is half made is undone."""
-        rounds, ranks, kind, proxy = shape
-        with contextlib.ExitStack() as undo:
-            ring = undo.enter_context(_make_ring(profile, rounds, ranks, kind))
-            doorman = undo.enter_context(Doorman(ring)) if ranks > 1 else None
-            if doorman is None:
-                ring.region.unlink()  # nobody else attaches by name
-            starter = ProcessProxy if proxy == "process" else ThreadProxy
-            running = starter(ring, plan)
-            undo.callback(running.close)
-            engine = cls(profile, ring, running, doorman, plan.spin_ns)
+        try:
             engine.wait_connected(connect_timeout_s)
-            undo.pop_all()
+        except BaseException:
+            engine.close()
+            raise
         return engine
 
     def wait_connected(self, timeout_s: float) -> None:
@@ -386,43 +350,3 @@ class Engine:
     def last_error(self) -> Exception | None:
         """Why there is no session, or why the last one ended; None: all is well."""
         return self._board.noted()
-
-
-def _close(
-    proxy: ThreadProxy | ProcessProxy,
-    doorman: Doorman | None,
-    reader: ReplyReader,
-    ring: EngineEnd,
-) -> None:
-    with contextlib.ExitStack() as last_to_first:
-        last_to_first.callback(ring.close)
-        last_to_first.callback(reader.close)
-        if doorman is not None:
-            last_to_first.callback(doorman.close)
-        last_to_first.callback(proxy.close)
-
-
-def _make_ring(profile: Profile, rounds: int, ranks: int, kind: str) -> EngineEnd:
-    layout = ReplyLayout(profile.max_slots, profile.depth, profile.is_sampled)
-    shape = Shape(
-        rounds=rounds,
-        ranks=ranks,
-        page_bytes=profile.page_bytes,
-        request_bytes=profile.step_bytes,
-        failed_bytes=layout.size,
-        head_bytes=layout.head_bytes,
-        slots=profile.max_slots,
-        max_positions=profile.max_positions,
-    )
-    region = Region.create(shape, layout_id=profile.layout_id, kind=kind)
-    return EngineEnd(region, b"".join(layout.failed(cause, ()) for cause in CAUSES))
-
-
-def _check_choice(place: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise ConfigError(place, " or ".join(map(repr, choices)), repr(value))
-
-
-def _check_range(place: str, value: int, low: int, high: int) -> None:
-    if not isinstance(value, int) or not low <= value <= high:
-        raise ConfigError(place, f"{low}..{high}", repr(value))
