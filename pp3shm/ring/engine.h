@@ -103,7 +103,7 @@ static inline void pp3_reclaim(struct pp3_ring *r)
         }
         g->quarantine[i] = g->quarantine[--g->held_count];
         g->free_page[g->free_count++] = h.page;
-        PP3_ADD(&g->owner[h.owner].held, UINT32_MAX /* -1 */, release /* E8 */);
+        PP3_ADD(&g->owner[h.owner].held, UINT32_MAX /* -1 */, release); /* nothing is behind it but what is private */
     }
 }
 
@@ -174,7 +174,7 @@ static inline int64_t pp3_claim(struct pp3_ring *r, const void *heads,
     PP3_STORE(&r->entries[e].state, g->claimed[e], release /* E6 */);
     g->next = t + 1;
     PP3_STEP(PP3_AT_CLAIMED);
-    PP3_FENCE(seq_cst); /* E9: see watch.h */
+    PP3_FENCE(seq_cst); /* E8: see watch.h */
     if (deadline_ns < PP3_LOAD(&g->wake_at_ns, relaxed))
         PP3_WAKE_WATCHDOG(r);
     return (int64_t)t;

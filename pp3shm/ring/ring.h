@@ -32,9 +32,7 @@
  *                                                                    deadline before use
  * E7    rank_attach: store life         claim, watchdog: load life   a rank's pidfd before
  *                                                                    it is polled
- * E8    reclaim: lower held             owner_add: load held         quarantine let go of
- *                                                                    before the id is new
- * E9    seq_cst fences around state or deadline, and wake_at_ns      no deadline is slept
+ * E8    seq_cst fences around state or deadline, and wake_at_ns      no deadline is slept
  *                                                                    over
  * E6 holds through a release sequence: every change between is an RMW. Never put a
  * store into that chain.

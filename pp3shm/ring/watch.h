@@ -39,7 +39,7 @@ static inline uint64_t pp3_expire(struct pp3_ring *r, uint64_t now)
 static inline uint64_t pp3_watch_look(struct pp3_ring *r, uint64_t now)
 {
     PP3_STORE(&r->engine->wake_at_ns, now + PP3_IDLE_NS, relaxed); /* see the fence */
-    PP3_FENCE(seq_cst); /* E9, with the claim's */
+    PP3_FENCE(seq_cst); /* E8, with the claim's */
     return pp3_expire(r, now);
 }
 
@@ -59,7 +59,7 @@ static inline int pp3_named(struct pp3_ring *r, uint32_t id)
     for (uint32_t e = 0; e < r->rounds; e++)
         if (pp3_owner_of(PP3_LOAD(&r->entries[e].state, acquire)) == id)
             return 1;
-    return PP3_LOAD(&r->engine->owner[id].held, acquire /* E8 */) != 0;
+    return PP3_LOAD(&r->engine->owner[id].held, acquire) != 0;
 }
 
 /* A new living owner: its id, or -EUSERS when every id is living or named. */

@@ -65,8 +65,11 @@ static unsigned work_rings, nudges;
 
 static inline int me() { return quiet_time ? SETUP : roles[rl::thread_index()]; }
 
+static const char *said; /* the expectation that was not met */
+
 static inline void wrong(const char *what)
 {
+    said = what;
     rl::ctx().fail_test(what, rl::test_result_user_assert_failed, $);
 }
 static inline void expect(bool right, const char *what)

@@ -615,7 +615,9 @@ int main(int argc, char **argv)
     p.initial_state = full ? "" : start;
     rl::test_result_e result = search_scene(p);
     bool whole = result == rl::test_result_success, right = whole;
-    const char *outcome = whole ? full ? "complete" : "random" : rl::test_result_str(result);
+    const char *outcome = whole ? full ? "complete" : "random"
+                          : said ? said : result == rl::test_result_data_race
+                                 ? "a data race" : rl::test_result_str(result);
     if (result == rl::test_result_until_condition_hit)
         outcome = "capped";
     printf("%s|%s|%llu|%s|", scene->name, full ? "full" : "random",
