@@ -1,6 +1,8 @@
-"""What all tests share: a wait for a condition."""
+"""What tests share: a wait for a condition, and addresses to listen at."""
 
 import os
+import secrets
+import socket
 import time
 
 import pytest
@@ -21,3 +23,19 @@ def eventually():
             time.sleep(0.002)
 
     return wait
+
+
+@pytest.fixture(params=["tcp", "tcp6", "unix", "abstract"])
+def address(request, tmp_path):
+    """Something to listen at, of each family."""
+    if request.param == "tcp6":
+        try:
+            socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+        except OSError:
+            pytest.skip("no IPv6 loopback here")
+    return {
+        "tcp": "tcp://127.0.0.1:0",
+        "tcp6": "tcp://[::1]:0",
+        "unix": f"unix://{tmp_path}/socket",
+        "abstract": f"unix://@pp3shm-test-{secrets.token_hex(8)}",
+    }[request.param]

@@ -23,22 +23,6 @@ from pp3shm.link import (
 from pp3shm.link.proof import demand_proof
 
 
-@pytest.fixture(params=["tcp", "tcp6", "unix", "abstract"])
-def address(request, tmp_path):
-    """Something to listen at, of each family."""
-    if request.param == "tcp6":
-        try:
-            socket.create_server(("::1", 0), family=socket.AF_INET6).close()
-        except OSError:
-            pytest.skip("no IPv6 loopback here")
-    return {
-        "tcp": "tcp://127.0.0.1:0",
-        "tcp6": "tcp://[::1]:0",
-        "unix": f"unix://{tmp_path}/socket",
-        "abstract": f"unix://@pp3shm-test-{secrets.token_hex(8)}",
-    }[request.param]
-
-
 def proving(address, key):
     """A listener's side in a thread; gives what ``demand_proof`` made of a peer."""
     listener = listen(address, key)

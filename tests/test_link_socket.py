@@ -1,7 +1,6 @@
 """Connecting and listening: every family, keys demanded, and Unix socket files."""
 
 import os
-import secrets
 import socket
 import stat
 import subprocess
@@ -20,22 +19,6 @@ from pp3shm.link import (
     parse,
 )
 from pp3shm.link import socket as link_socket
-
-
-@pytest.fixture(params=["tcp", "tcp6", "unix", "abstract"])
-def address(request, tmp_path):
-    """Something to listen at, of each family."""
-    if request.param == "tcp6":
-        try:
-            socket.create_server(("::1", 0), family=socket.AF_INET6).close()
-        except OSError:
-            pytest.skip("no IPv6 loopback here")
-    return {
-        "tcp": "tcp://127.0.0.1:0",
-        "tcp6": "tcp://[::1]:0",
-        "unix": f"unix://{tmp_path}/socket",
-        "abstract": f"unix://@pp3shm-test-{secrets.token_hex(8)}",
-    }[request.param]
 
 
 def test_frames_go_both_ways_over_every_family(address):
