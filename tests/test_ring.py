@@ -740,6 +740,22 @@ def test_a_forked_child_has_no_mapping_of_the_region(engine):
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
+def test_an_older_release_once_more_takes_no_later_one_back(engine):
+    """What a rank has released it cannot read again, whatever it releases then."""
+    laps = 3
+    size = engine.region.shape.rounds
+    tickets = []
+    for _ in range(laps * size):
+        tickets.append(engine.step(REQUEST, FAR))
+        engine.resolve(tickets[-1], 8)
+        engine.release(tickets[-1])
+    for ticket in reversed(tickets):
+        engine.release(ticket)
+    for ticket in tickets:
+        with pytest.raises(Stale):
+            engine.try_wait(ticket)
+
+
 def test_a_closed_end_says_so(proxy):
     """Closing again changes nothing."""
     proxy.close()

@@ -352,4 +352,6 @@ class Reader(End):
         code = lib.pp3_release(self.handle, self.rank, ticket)
         if code < 0:
             self._refused(code, ticket)
-        self._released[ticket % len(self._released)] = ticket
+        at = ticket % len(self._released)
+        # An older round released once more takes nothing back.
+        self._released[at] = max(self._released[at], ticket)
