@@ -8,7 +8,7 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check -q
 SOURCES := $(shell find pp3shm -name '*.py' -o -name '*.pyi' -o -name '*.[ch]' -o -name '*.cdef') \
 	pyproject.toml setup.py MANIFEST.in
 
-.PHONY: demo test bench weak-memory lint clean
+.PHONY: demo test bench weak-memory torture torture-long lint clean
 .DELETE_ON_ERROR:
 
 $(BIN)/python:
@@ -42,6 +42,13 @@ bench: $(VENV)/.dev-packages $(VENV)/.package
 weak-memory: $(BIN)/python
 	$(BIN)/python tests/relacy/report.py
 
+# The figures of docs/reliability.md: a quarter of an hour, or all of them. Both go on
+# where they were stopped, and take --only NAME.
+torture: $(VENV)/.dev-packages $(VENV)/.package
+	$(BIN)/python tests/torture/run.py --form medium $(ARGS)
+torture-long: $(VENV)/.dev-packages $(VENV)/.package
+	$(BIN)/python tests/torture/run.py --form long $(ARGS)
+
 lint: $(VENV)/.dev-packages $(VENV)/.package
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -49,4 +56,4 @@ lint: $(VENV)/.dev-packages $(VENV)/.package
 	sh tools/warnings.sh
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .torture
