@@ -5,7 +5,7 @@ number.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +18,8 @@ TEXT = (*PROTOCOL, "slots.c", "note.c")
 
 # The arguments of each macro that are orders, and what each is weakened to.
 ORDERS = {"LOAD": (1,), "STORE": (2,), "CAS": (3, 4), "ADD": (2,), "FENCE": (0,)}
+CALL = re.compile(r"\bPP3_(LOAD|STORE|CAS|ADD|FENCE)\(")
+ORDER = re.compile(r"\w+")
 WEAKER = {
     ("LOAD", "acquire"): ("relaxed",),
     ("STORE", "release"): ("relaxed",),
@@ -185,6 +187,62 @@ def _function(text: str, at: int) -> str:
     return heads[-1] if heads else "?"
 
 
+@dataclass(frozen=True)
+class Access:
+    """One atomic access of the text.
+
+    Attributes:
+        file: Its name in pp3shm/ring.
+        place: Function, operation and word, as `pp3_claim: STORE state`; a second one
+            of the same kind in a function ends with 2.
+        macro: The operation.
+        orders: As written; two for a swap, of its success and of its loss.
+        starts: Where the orders' words begin in the file.
+    """
+
+    file: str
+    place: str
+    macro: str
+    orders: tuple[str, ...]
+    starts: tuple[int, ...]
+
+
+def accesses(files: Iterable[str] = TEXT) -> list[Access]:
+    """Every atomic access.
+
+    Args:
+        files: Of pp3shm/ring.
+
+    Returns:
+        The accesses, in the order of the text.
+    """
+    found: list[Access] = []
+    seen: dict[str, int] = {}
+    for name in files:
+        text = (RING / name).read_text()
+        for call in CALL.finditer(text):
+            macro = call[1]
+            spans = list(_arguments(text, call.end()))
+            word = "" if macro == "FENCE" else f" {_word(text[slice(*spans[0])])}"
+            place = f"{_function(text, call.start())}: {macro}{word}"
+            seen[place] = seen.get(place, 0) + 1
+            if seen[place] > 1:
+                place += f" {seen[place]}"
+            tokens = [
+                ORDER.search(text, *spans[index]) or call for index in ORDERS[macro]
+            ]
+            found.append(
+                Access(
+                    name,
+                    place,
+                    macro,
+                    tuple(token[0] for token in tokens),
+                    tuple(token.start() for token in tokens),
+                )
+            )
+    return found
+
+
 def sites() -> list[Site]:
     """Every memory order of the text that can be weakened.
 
@@ -192,25 +250,21 @@ def sites() -> list[Site]:
         The sites, numbered from 1 in the order of the files.
     """
     found: list[Site] = []
-    seen: dict[str, int] = {}
-    for name in TEXT:
-        text = (RING / name).read_text()
-        for call in re.finditer(r"\bPP3_(LOAD|STORE|CAS|ADD|FENCE)\(", text):
-            macro = call[1]
-            spans = list(_arguments(text, call.end()))
-            word = "" if macro == "FENCE" else f" {_word(text[slice(*spans[0])])}"
-            for index in ORDERS[macro]:
-                begin, end = spans[index]
-                token = re.match(r"\s*(\w+)", text[begin:end])
-                if token is None or (macro, token[1]) not in WEAKER:
-                    continue
-                lost = " lost" if (macro, index) == ("CAS", 4) else ""
-                place = f"{_function(text, call.start())}: {macro}{word}{lost}"
-                seen[place] = seen.get(place, 0) + 1
-                if seen[place] > 1:
-                    place += f" {seen[place]}"
-                start = begin + token.start(1)
-                found.append(Site(len(found) + 1, name, place, start, macro, token[1]))
+    for access in accesses():
+        for index, order in enumerate(access.orders):
+            if (access.macro, order) not in WEAKER:
+                continue
+            place = access.place + (" lost" if index else "")
+            found.append(
+                Site(
+                    len(found) + 1,
+                    access.file,
+                    place,
+                    access.starts[index],
+                    access.macro,
+                    order,
+                )
+            )
     return found
 
 
