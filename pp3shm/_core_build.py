@@ -24,6 +24,9 @@ PARTS = (
     "proposal/scan",
     "proposal/top",
     "proposal/draft",
+    "verify/weights",
+    "verify/row",
+    "verify/sparse",
     "proxy/exchange",
 )
 

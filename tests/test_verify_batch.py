@@ -9,13 +9,29 @@ import pytest
 from pp3shm.errors import ConfigError, VerifyError
 from pp3shm.proposal.proposal import propose_chain
 from pp3shm.rng import Purpose, request_key
+from pp3shm.verify.batch import Request
 from pp3shm.verify.keys import VerifyKeys
 from pp3shm.verify.reference import softmax_row
-from pp3shm.verify.verify import Request, verify
+from pp3shm.verify.verify import verify as verify_by
 
 M = 2**24
 ROUND, DEPTH, VOCAB, SLOTS = 77, 5, 100, 4
 EPOCH, SESSION = b"e" * 16, b"s" * 16
+ENGINE = []
+
+
+@pytest.fixture(autouse=True, params=["numpy", "c"])
+def engine(request):
+    """Every test is of both; the C engine gets its rows as float32."""
+    ENGINE.append(request.param)
+    yield request.param
+    ENGINE.clear()
+
+
+def verify(page, target, requests, **options):
+    if ENGINE[-1] == "c" and np.asarray(target[0]).dtype == np.float64:
+        target = [np.asarray(rows, np.float32) for rows in target]
+    return verify_by(page, target, requests, engine=ENGINE[-1], **options)
 
 
 def page_of(statuses=(0, 0, 0, 0), sampled=(1, 1, 1, 1), seed=1):
@@ -318,9 +334,14 @@ def test_a_bad_argument_is_named(change, place):
     assert caught.value.place == place
 
 
-def test_integer_rows_are_no_target():
+def test_integer_rows_are_no_target(engine):
     page, target = page_of()
-    result = all_slots(page, (target > 0.1).astype(np.int64))
+    rows = (target > 0.1).astype(np.int64)
+    if engine == "c":  # it takes float32 alone, and says so
+        with pytest.raises(ConfigError, match=r"target\[0\]: expected float32"):
+            all_slots(page, rows)
+        return
+    result = all_slots(page, rows)
     assert all("floats" in str(error) for error in result.errors)
 
 

@@ -32,9 +32,10 @@ from pp3shm.rng import (
     request_key,
     words,
 )
+from pp3shm.verify.batch import Request
 from pp3shm.verify.keys import VerifyKeys
 from pp3shm.verify.reference import RowResult, verify_row
-from pp3shm.verify.verify import Request, verify
+from pp3shm.verify.verify import verify
 
 if TYPE_CHECKING:
     from collections.abc import Callable

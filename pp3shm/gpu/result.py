@@ -11,7 +11,7 @@ import torch
 from pp3shm.errors import VerifyError
 from pp3shm.gpu.scatter import NONE, Fault, Mode
 from pp3shm.rng import MASK64
-from pp3shm.verify.verify import Verified
+from pp3shm.verify.batch import Verified
 
 if TYPE_CHECKING:
     from torch import Tensor
