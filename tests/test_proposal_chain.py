@@ -144,7 +144,7 @@ def test_a_bad_row_fails_its_request_alone(form, bad, depth):
         ({"previous": [1, 64, 2]}, "previous"),
         ({"round": 2**64}, "round"),
         ({"markov": Markov.table(np.zeros((63, 63), np.float32))}, "markov.vocab"),
-        ({"k": 33}, "k"),
+        ({"k": 65}, "k"),
         ({"tau_milli": 2**32}, "tau_milli"),
     ],
 )

@@ -8,7 +8,6 @@ import numpy as np
 
 from pp3shm._core import lib
 from pp3shm.errors import ConfigError
-from pp3shm.proposal.reference import SUPPORT
 from pp3shm.rng import MASK32, MASK64
 
 if TYPE_CHECKING:
@@ -16,6 +15,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+MOST_SUPPORT: int = lib.PP3_SUPPORT_MAX
 RULES: dict[str, int] = {
     "floor-first": lib.PP3_FLOOR_FIRST,
     "largest-remainder": lib.PP3_LARGEST_REMAINDER,
@@ -41,8 +41,8 @@ def bias_row(name: str, row: NDArray[np.float32], vocab: int) -> NDArray[np.floa
 
 def check_numbers(vocab: int, k: int, tau_milli: int, rule: str) -> None:
     """Refuses a support, temperature or rule that there is none of."""
-    if not 1 <= k <= min(SUPPORT, vocab):
-        raise ConfigError("k", f"1 to {min(SUPPORT, vocab)}", k)
+    if not 1 <= k <= min(MOST_SUPPORT, vocab):
+        raise ConfigError("k", f"1 to {min(MOST_SUPPORT, vocab)}", k)
     if not 1 <= tau_milli <= MASK32:
         raise ConfigError("tau_milli", f"1 to {MASK32}", tau_milli)
     if rule not in RULES:

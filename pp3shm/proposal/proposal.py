@@ -85,7 +85,7 @@ def propose_row(
         tau_milli: temperature in thousandths, at least 1.
         rule: who gets what rounding down leaves over.
         bias: (vocab,) float32, added in FP32 while the logits are read; or None.
-        k: size of the support, 1 to 32.
+        k: size of the support, 1 to 256; the wire of version 1 carries 32.
 
     Returns:
         The proposal.
@@ -122,7 +122,7 @@ def propose_draw24(
         draw24: integer in ``[0, 2**24)``.
         tau_milli: temperature in thousandths, at least 1.
         rule: who gets what rounding down leaves over.
-        k: size of the support, 1 to 32.
+        k: size of the support, 1 to 256; the wire of version 1 carries 32.
 
     Returns:
         The proposal.
@@ -174,7 +174,7 @@ def propose_chain(
         markov: the bias of each next position by the token drawn before it.
         tau_milli: temperature in thousandths, at least 1.
         rule: who gets what rounding down leaves over.
-        k: size of the support, 1 to 32.
+        k: size of the support, 1 to 256; the wire of version 1 carries 32.
         on_error: ``raise`` the first request's error, or ``report`` errors in the
             result and draft the other requests.
 

@@ -74,6 +74,46 @@ static uint32_t count_portable(const int32_t *keys, uint32_t n, int32_t least)
     return count;
 }
 
+/* Notes the entries whose bits are set; hits are rare, so one at a time. */
+static inline uint32_t note(uint32_t bits, uint32_t at, uint32_t *ids, uint32_t found,
+                            uint32_t room)
+{
+    for (; bits && found < room; bits &= bits - 1)
+        ids[found++] = at + (uint32_t)__builtin_ctz(bits);
+    return found + (bits != 0);
+}
+
+static inline uint32_t tail_above(const float *z, const float *bias, uint32_t i,
+                                  uint32_t n, float least, uint32_t *ids,
+                                  uint32_t found, uint32_t room)
+{
+    for (; i < n && found <= room; i++)
+        found = note(entry(z, bias, i) >= least, i, ids, found, room);
+    return found;
+}
+
+static uint32_t above_portable(const float *z, const float *bias, uint32_t n,
+                               float least, uint32_t *ids, uint32_t room)
+{
+    const four bound = {least, least, least, least};
+    uint32_t found = 0, i = 0;
+    for (; i + 8 <= n && found <= room; i += 8) {
+        four x = load_four(z + i), y = load_four(z + i + 4);
+        if (bias) {
+            x += load_four(bias + i);
+            y += load_four(bias + i + 4);
+        }
+        four_bits hit = (x >= bound) | (y >= bound);
+        int64_t any[2];
+        memcpy(any, &hit, sizeof any);
+        if ((any[0] | any[1]) == 0)
+            continue;
+        for (unsigned j = 0; j < 8; j++)
+            found = note(entry(z, bias, i + j) >= least, i + j, ids, found, room);
+    }
+    return tail_above(z, bias, i, n, least, ids, found, room);
+}
+
 /* ---- x86-64: the same with wider vectors ---- */
 
 #if defined(__x86_64__)
@@ -131,6 +171,26 @@ __attribute__((target("avx2"))) static uint32_t count_avx2(const int32_t *keys,
     return count;
 }
 
+__attribute__((target("avx2"))) static uint32_t
+above_avx2(const float *z, const float *bias, uint32_t n, float least, uint32_t *ids,
+           uint32_t room)
+{
+    const __m256 bound = _mm256_set1_ps(least);
+    uint32_t found = 0, i = 0;
+    for (; i + 16 <= n && found <= room; i += 16) {
+        __m256 x = _mm256_loadu_ps(z + i), y = _mm256_loadu_ps(z + i + 8);
+        if (bias) {
+            x = _mm256_add_ps(x, _mm256_loadu_ps(bias + i));
+            y = _mm256_add_ps(y, _mm256_loadu_ps(bias + i + 8));
+        }
+        uint32_t low = (uint32_t)_mm256_movemask_ps(_mm256_cmp_ps(x, bound, _CMP_GE_OQ));
+        uint32_t up = (uint32_t)_mm256_movemask_ps(_mm256_cmp_ps(y, bound, _CMP_GE_OQ));
+        if (low | up)
+            found = note(low | up << 8, i, ids, found, room);
+    }
+    return tail_above(z, bias, i, n, least, ids, found, room);
+}
+
 __attribute__((target("avx512f"))) static int
 maxima_avx512(const float *z, const float *bias, size_t n, size_t span, float *out)
 {
@@ -171,6 +231,26 @@ count_avx512(const int32_t *keys, uint32_t n, int32_t least)
     for (; i < n; i++)
         count += keys[i] >= least;
     return count;
+}
+
+__attribute__((target("avx512f"))) static uint32_t
+above_avx512(const float *z, const float *bias, uint32_t n, float least, uint32_t *ids,
+             uint32_t room)
+{
+    const __m512 bound = _mm512_set1_ps(least);
+    uint32_t found = 0, i = 0;
+    for (; i + 32 <= n && found <= room; i += 32) {
+        __m512 x = _mm512_loadu_ps(z + i), y = _mm512_loadu_ps(z + i + 16);
+        if (bias) {
+            x = _mm512_add_ps(x, _mm512_loadu_ps(bias + i));
+            y = _mm512_add_ps(y, _mm512_loadu_ps(bias + i + 16));
+        }
+        uint32_t low = _mm512_cmp_ps_mask(x, bound, _CMP_GE_OQ);
+        uint32_t up = _mm512_cmp_ps_mask(y, bound, _CMP_GE_OQ);
+        if (low | up)
+            found = note(low | up << 16, i, ids, found, room);
+    }
+    return tail_above(z, bias, i, n, least, ids, found, room);
 }
 #endif
 
@@ -228,10 +308,10 @@ add_scaled_avx512(float *restrict to, const float *restrict from, size_t stride,
 /* ---- which of them ---- */
 
 static const struct pp3_scan KERNELS[PP3_SCAN_PATHS] = {
-    [PP3_SCAN_PORTABLE] = {maxima_portable, count_portable, add_scaled_portable},
+    [PP3_SCAN_PORTABLE] = {maxima_portable, count_portable, above_portable, add_scaled_portable},
 #if defined(__x86_64__)
-    [PP3_SCAN_AVX2] = {maxima_avx2, count_avx2, add_scaled_avx2},
-    [PP3_SCAN_AVX512] = {maxima_avx512, count_avx512, add_scaled_avx512},
+    [PP3_SCAN_AVX2] = {maxima_avx2, count_avx2, above_avx2, add_scaled_avx2},
+    [PP3_SCAN_AVX512] = {maxima_avx512, count_avx512, above_avx512, add_scaled_avx512},
 #endif
 };
 
@@ -240,8 +320,9 @@ static int can(int path)
 #if defined(__x86_64__)
     if (path == PP3_SCAN_AVX512)
         return __builtin_cpu_supports("avx512f") != 0;
-    if (path == PP3_SCAN_AVX2)
-        return __builtin_cpu_supports("avx2") != 0;
+    if (path == PP3_SCAN_AVX2) /* no CPU has the one without the other; verify's loops
+                                * use both */
+        return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
 #endif
     return path == PP3_SCAN_PORTABLE;
 }

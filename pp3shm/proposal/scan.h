@@ -23,6 +23,11 @@ struct pp3_scan {
     /* How many of n keys are at least `least`, which is above INT32_MIN. */
     uint32_t (*count)(const int32_t *keys, uint32_t n, int32_t least);
 
+    /* The ids i of entries z[i] + bias[i] that are at least `least`, in ascending order.
+     * Writes at most `room` of them; returns how many there are, or more than room. */
+    uint32_t (*above)(const float *z, const float *bias, uint32_t n, float least,
+                      uint32_t *ids, uint32_t room);
+
     /* to[i] += factor[r] * from[r * stride + i] for r = 0, 1, ... below terms, in this
      * order, each operation rounded; where first, to[] is the product of r = 0 at
      * first. */

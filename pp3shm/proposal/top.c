@@ -17,15 +17,17 @@
  * whatever the row looks like: ascending, constant, or rounded to bf16. They are cut
  * again, until spans are single entries; then "the first k that equal t" is the answer
  * itself, less those above t.
+ *
+ * Mostly the entries of at least t in the spans that stay are few: then they are
+ * gathered at once, and nothing is cut.
  */
-#define FANOUT 16u      /* spans are cut into this many */
-#define ENTRIES 32u     /* a span this short is cut into single entries */
-#define COARSE 512u     /* first spans, FANOUT * ENTRIES */
+#define FANOUT 8u       /* spans are cut into this many */
+#define COARSE 512u     /* first spans, FANOUT ^ 3 */
 #define SPANS_MAX 1024u /* of the first level; longer rows get longer first spans */
-/* The widest level: all that may stay, cut into single entries. */
-#define WIDEST ((2u * PP3_SUPPORT_MAX - 1u) * ENTRIES)
+/* The widest level: all that may stay, cut once. */
+#define WIDEST (2u * PP3_SUPPORT_MAX * FANOUT)
 
-_Static_assert(COARSE == FANOUT * ENTRIES, "a coarse span is cut twice");
+_Static_assert(COARSE == FANOUT * FANOUT * FANOUT, "a coarse span is cut three times");
 _Static_assert(WIDEST >= SPANS_MAX, "one array serves every level");
 _Static_assert(sizeof(float) == 4, "logits are FP32");
 
@@ -41,6 +43,14 @@ static int32_t key_of(float x)
     float plain = x + 0.0f;
     memcpy(&bits, &plain, sizeof bits);
     return bits ^ (int32_t)((uint32_t)(bits >> 31) >> 1);
+}
+
+static float float_of(int32_t key)
+{
+    int32_t bits = key ^ (int32_t)((uint32_t)(key >> 31) >> 1);
+    float x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
 }
 
 /* A value that at least k of n keys reach and fewer than k exceed, k <= n: built bit by
@@ -70,13 +80,13 @@ struct level {
     int32_t key[WIDEST];
 };
 
-/* Keeps the spans that can hold one of the k largest; at single entries, with `exact`,
- * those k themselves. If exactly k keys reach a t that none of them equals, those above
+/* Keeps the spans that can hold one of the k largest, and returns the key that each of
+ * these reaches; at single entries, with `exact`, those k themselves. If exactly k keys reach a t that none of them equals, those above
  * it are the k that stay, and both budgets of equal ones go unused. */
-static void keep(const struct pp3_scan *use, struct level *l, uint32_t k, int exact)
+static int32_t keep(const struct pp3_scan *use, struct level *l, uint32_t k, int exact)
 {
     if (l->n <= k)
-        return;
+        return INT32_MIN;
     int32_t t = kth_largest(use, l->key, l->n, k);
     /* t + 1 is a key's value: no entry is above the largest float. */
     uint32_t equal = exact ? k - use->count(l->key, l->n, t + 1) : k;
@@ -85,6 +95,32 @@ static void keep(const struct pp3_scan *use, struct level *l, uint32_t k, int ex
         if (l->key[i] > t || (l->key[i] == t && equal && equal--))
             l->from[kept++] = l->from[i];
     l->n = kept;
+    return t;
+}
+
+/* All entries of at least the key t in the spans that stayed, as a level of single
+ * ones; or 0: there are more than it holds, or t is no number but lies below -inf. */
+static int gather(const struct pp3_scan *use, const float *z, const float *bias,
+                  uint32_t vocab, const struct level *from, int32_t t, uint32_t k,
+                  struct level *to)
+{
+    float least = float_of(t);
+    to->n = 0;
+    to->span = 1;
+    for (uint32_t s = 0; s < from->n; s++) {
+        uint32_t at = from->from[s], room = WIDEST - to->n;
+        uint32_t len = vocab - at < from->span ? vocab - at : from->span;
+        uint32_t *ids = to->from + to->n;
+        uint32_t found =
+            use->above(z + at, bias ? bias + at : NULL, len, least, ids, room);
+        if (found > room)
+            return 0;
+        for (uint32_t i = 0; i < found; i++) {
+            ids[i] += at;
+            to->key[to->n++] = key_of(entry(z, bias, ids[i]));
+        }
+    }
+    return to->n >= k;
 }
 
 /* Cuts every span of `from` into `to`. At most WIDEST come out: at most 2k - 1 spans
@@ -92,9 +128,9 @@ static void keep(const struct pp3_scan *use, struct level *l, uint32_t k, int ex
 static void cut(const struct pp3_scan *use, const float *z, const float *bias,
                 uint32_t vocab, const struct level *from, struct level *to)
 {
-    float most[ENTRIES];
+    float most[FANOUT];
     to->n = 0;
-    to->span = from->span <= ENTRIES ? 1 : from->span / FANOUT;
+    to->span = from->span / FANOUT;
     for (uint32_t s = 0; s < from->n; s++) {
         uint32_t at = from->from[s];
         uint32_t len = vocab - at < from->span ? vocab - at : from->span;
@@ -152,13 +188,14 @@ int pp3_top(const float *z, const float *bias, uint32_t vocab, uint32_t k,
         return -EDOM;
     }
     while (l->span > 1) {
-        keep(use, l, k, 0);
-        cut(use, z, bias, vocab, l, next);
+        int32_t t = keep(use, l, k, 0);
+        if (t == INT32_MIN || !gather(use, z, bias, vocab, l, t, k, next))
+            cut(use, z, bias, vocab, l, next);
         struct level *done = l;
         l = next;
         next = done;
     }
-    keep(use, l, k, 1);
+    (void)keep(use, l, k, 1);
     for (uint32_t i = 0; i < k; i++) {
         ids[i] = (int32_t)l->from[i];
         values[i] = entry(z, bias, l->from[i]);
