@@ -8,7 +8,7 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check -q
 SOURCES := $(shell find pp3shm -name '*.py' -o -name '*.pyi' -o -name '*.[ch]' -o -name '*.cdef') \
 	pyproject.toml setup.py MANIFEST.in
 
-.PHONY: demo test bench weak-memory tools torture torture-long lint clean
+.PHONY: demo test bench weak-memory tools torture torture-long qualify lint clean
 .DELETE_ON_ERROR:
 
 $(BIN)/python:
@@ -55,6 +55,10 @@ torture: $(VENV)/.dev-packages $(VENV)/.package
 torture-long: $(VENV)/.dev-packages $(VENV)/.package
 	$(BIN)/python tests/torture/run.py --form long $(ARGS)
 
+# Real rounds of every engine against the target's distribution: qualified/receipt.json.
+qualify: $(VENV)/.dev-packages $(VENV)/.package
+	$(BIN)/python tests/qualify/run.py $(ARGS)
+
 lint: $(VENV)/.dev-packages $(VENV)/.package
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -62,4 +66,4 @@ lint: $(VENV)/.dev-packages $(VENV)/.package
 	sh tools/warnings.sh
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .torture
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .torture qualified

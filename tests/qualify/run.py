@@ -1,0 +1,178 @@
+"""Qualifies every engine of verification: `make qualify`.
+
+Each engine verifies real rounds of each family and vocabulary; what it emits is tested
+against the target, how often it accepts against the sum of min(p, q). Then every wrong
+verifier of `controls.py` is shown to fail the same tests. It writes a receipt (JSON)
+and a picture of all p-values beside the line they lie on where everything is right.
+"""
+
+import argparse
+import json
+import platform
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import numpy as np
+from matplotlib.figure import Figure
+from qualify import controls, engines
+from qualify.engines import Verify
+from qualify.families import FAMILIES, VOCABS, Pair, pair
+from qualify.judge import Judged, acceptance, chi_square, holm
+
+from pp3shm import __version__
+
+SEED = 20261130
+ALPHA = 1e-3  # of the smallest adjusted p-value of a run
+NOTICED = 1e-6  # a control has to be below
+
+
+class Plan(NamedTuple):
+    """How much of what an engine is asked.
+
+    Attributes:
+        verify: It.
+        size: Rounds of a call, by vocabulary.
+        rounds: Rounds of a family, by vocabulary; 0: not asked.
+    """
+
+    verify: Verify
+    size: Callable[[int], int]
+    rounds: Callable[[int], int]
+
+
+def plans(scale: float) -> dict[str, Plan]:
+    """What the issue of a receipt takes, or a part of it."""
+
+    def many(_vocab: int) -> int:
+        return int(2_000_000 * scale)
+
+    def fewer(vocab: int) -> int:
+        return int((2_000_000 if vocab <= 8193 else 20_000) * scale)
+
+    return {
+        "c": Plan(engines.by_c, lambda _vocab: 20_000, many),
+        "torch": Plan(
+            engines.by_torch, lambda vocab: max(8, min(4096, 4_000_000 // vocab)), fewer
+        ),
+    }
+
+
+def judge(
+    engine: str, plan: Plan, family: str, vocab: int, where: Pair
+) -> Iterator[Judged]:
+    """All tests of one engine, family and vocabulary."""
+    rounds = plan.rounds(vocab)
+    slot = list(FAMILIES).index(family)
+    first, accepted, bonus = engines.run(
+        plan.verify, where, slot, rounds, plan.size(vocab)
+    )
+    made = partial(Judged, engine, family, vocab=vocab, rounds=rounds)
+    yield made("first token", p_value=chi_square(first, where.p))
+    yield made("acceptance", p_value=acceptance(accepted, rounds, where.accepted))
+    yield made("bonus token", p_value=chi_square(bonus, where.p))
+
+
+def qualify(
+    scale: float, names: list[str], vocabs: tuple[int, ...], threads: int
+) -> list[Judged]:
+    """Every engine, family and vocabulary, corrected for their number."""
+    chosen = {name: plan for name, plan in plans(scale).items() if name in names}
+    tasks = [
+        (name, plan, family, vocab)
+        for name, plan in chosen.items()
+        for vocab in vocabs
+        for family in FAMILIES
+        if plan.rounds(vocab)
+    ]
+
+    def one(task: tuple[str, Plan, str, int]) -> list[Judged]:
+        name, plan, family, vocab = task
+        begin = time.monotonic()
+        found = list(judge(name, plan, family, vocab, pair(family, vocab, SEED)))
+        shown = "  ".join(f"{j.what} {j.p_value:.3g}" for j in found)
+        took = time.monotonic() - begin
+        print(f"{name:8}{vocab:8}  {family:13} {shown}  {took:.1f} s", flush=True)
+        return found
+
+    with ThreadPoolExecutor(threads) as pool:
+        every = [j for found in pool.map(one, tasks) for j in found]
+    adjusted = holm([j.p_value for j in every])
+    return [replace(j, adjusted=a) for j, a in zip(every, adjusted, strict=True)]
+
+
+def unnoticed(scale: float = 1.0) -> Iterator[tuple[str, float]]:
+    """Each control and its p-value."""
+    for name, control in controls.CONTROLS.items():
+        where, rounds = controls.pair_of(name), int(controls.rounds_of(name) * scale)
+        seen = np.zeros(where.vocab, np.int64)
+        for start, end in engines.spans(rounds, 100_000):
+            out = control(where, start, end - start)
+            seen += np.bincount(out.first, minlength=where.vocab)
+        yield name, chi_square(seen, where.p)
+
+
+def picture(every: list[Judged], path: Path) -> None:
+    """Sorted p-values beside the diagonal."""
+    figure = Figure(figsize=(6, 6))
+    axes = figure.add_subplot()
+    for engine in dict.fromkeys(j.engine for j in every):
+        found = sorted(j.p_value for j in every if j.engine == engine)
+        at = (np.arange(len(found)) + 0.5) / len(found)
+        axes.plot(at, found, ".", label=f"{engine}: {len(found)} tests")
+    axes.plot([0, 1], [0, 1], "k-", linewidth=0.5)
+    axes.set_xlabel("expected p-value")
+    axes.set_ylabel("p-value")
+    axes.legend()
+    figure.savefig(path, dpi=100)
+
+
+def main() -> int:
+    """1 where a test failed or a control was not noticed."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--scale", type=float, default=1.0, help="part of all rounds")
+    parser.add_argument("--engines", nargs="+", default=["c", "torch"])
+    parser.add_argument("--vocabs", nargs="+", type=int, default=VOCABS)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--out", type=Path, default=Path("qualified"))
+    given = parser.parse_args()
+    begin = time.monotonic()
+    every = qualify(given.scale, given.engines, tuple(given.vocabs), given.threads)
+    noticed = dict(unnoticed())
+    for name, p_value in noticed.items():
+        print(f"control: {name}: p = {p_value:.2g}")
+    least = min(j.adjusted for j in every)
+    bad = least < ALPHA or any(p >= NOTICED for p in noticed.values())
+    rounds = sum(j.rounds for j in every if j.what == "first token")
+    print(
+        f"{len(every)} tests over {rounds:,} rounds, seed {SEED}: least p-value "
+        f"{min(j.p_value for j in every):.3g}, after Holm's correction {least:.3g}; "
+        f"{len(noticed)} controls; {time.monotonic() - begin:.0f} s; "
+        f"{'NOT QUALIFIED' if bad else 'qualified'}"
+    )
+    given.out.mkdir(parents=True, exist_ok=True)
+    receipt = {
+        "seed": SEED,
+        "rounds": rounds,
+        "qualified": not bad,
+        "least_adjusted": least,
+        "versions": {"pp3shm": __version__, "numpy": np.__version__,
+                     "python": platform.python_version(),
+                     "machine": platform.machine()},
+        "controls": noticed,
+        "tests": [asdict(j) for j in every],
+    }  # fmt: skip
+    (given.out / "receipt.json").write_text(json.dumps(receipt, indent=1) + "\n")
+    picture(every, given.out / "p_values.png")
+    return int(bad)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
