@@ -37,7 +37,7 @@ from pp3shm.proposal.proposal import propose_chain
 
 VOCAB, DEPTH, FRAMES = 129280, 5, 8
 SESSION = bytes(range(16))
-PATHS = ("table", "pclmul", "arm")
+PATHS = ("table", "pclmul", "arm", "wide")
 CRC_AT = -tables.CRC_BYTES
 
 Way = Callable[[int], bytearray | None]

@@ -11,13 +11,13 @@ from pp3shm._core import lib
 from pp3shm.errors import ConfigError
 from pp3shm.layout.core import crc32, force_crc_path
 
-SOURCE = Path(__file__).parents[1] / "pp3shm" / "layout" / "crc.c"
+SOURCE = Path(__file__).parents[1] / "pp3shm" / "layout" / "fold.h"
 
 
-@pytest.fixture(params=["table", "pclmul", "arm"])
+@pytest.fixture(params=["table", "pclmul", "arm", "wide"])
 def path(request):
     before = lib.pp3_crc_path()
-    wanted = ["table", "pclmul", "arm"].index(request.param)
+    wanted = ["table", "pclmul", "arm", "wide"].index(request.param)
     try:
         force_crc_path(wanted)
     except ConfigError:
@@ -46,10 +46,12 @@ def test_the_fastest_way_of_this_cpu_was_chosen():
     """A CPU flag that the kernel shows decides which one that is."""
     flags = Path("/proc/cpuinfo").read_text(encoding="ascii").split()
     expected = 1 if "pclmulqdq" in flags else 2 if "crc32" in flags else 0
+    if {"avx512f", "avx512dq", "vpclmulqdq"} <= set(flags):
+        expected = 3
     assert expected == lib.pp3_crc_path()
 
 
-@pytest.mark.parametrize("unknown", [-1, 3, 99])
+@pytest.mark.parametrize("unknown", [-1, 4, 99])
 def test_a_way_this_cpu_has_not_is_refused(unknown):
     """And the one in use stays."""
     before = lib.pp3_crc_path()
@@ -71,7 +73,7 @@ def power(exponent):
 @pytest.mark.skipif(not SOURCE.exists(), reason="tests without the source beside them")
 def test_the_folding_constants_are_the_powers_they_are_named_for():
     """X544 and its like, each from the polynomial alone."""
-    found = re.findall(r"#define X(\d+) (0x[0-9a-f]+)LL", SOURCE.read_text())
+    found = re.findall(r"#define PP3_X(\d+) (0x[0-9a-f]+)LL", SOURCE.read_text())
     assert [int(exponent) for exponent, _ in found] == [544, 480, 160, 96]
     for exponent, value in found:
         assert power(int(exponent)) == int(value, 16)

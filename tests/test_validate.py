@@ -162,15 +162,15 @@ def test_checks_stand_in_the_order_of_the_page():
     assert set(statuses[5].split()) == INCIDENTS
 
 
-@pytest.mark.parametrize("path", range(3))
+@pytest.mark.parametrize("path", range(4))
 def test_every_crc_path_of_the_core_judges_alike(path):
-    """PCLMUL or the ARM instructions, and the table."""
+    """PCLMUL, wide or not, the ARM instructions, and the table."""
     before = lib.pp3_crc_path()
     if lib.pp3_crc_force(path) != 0:
         pytest.skip("this CPU has it not")
     try:
         rng = random.Random(path)
-        for seed in range(40):
+        for seed in range(60):
             profile, step, good = exchange(seed, failed=0.2)
             assert agree(profile, step, good) == "accepted"
             agree(profile, step, given_.mutate_reply(rng, profile, good))

@@ -6,6 +6,7 @@
 
 #include "layout/crc.h"
 #include "layout/draft.h"
+#include "layout/draft_wide.h"
 
 _Static_assert(sizeof(struct pp3_trailer) == 16, "wire page, section 5");
 _Static_assert(PP3_SUPPORT * 4 == PP3_CRC_BLOCK, "ids or q of one draft are one block");
@@ -250,6 +251,78 @@ static void take_q(struct pass *p, const uint8_t *body)
         }
 }
 
+#if defined(__x86_64__)
+/* The same with every block in two registers: read once, folded, checked and stored
+ * from there. What is not well is judged by the portable checks, on its copy. */
+PP3_WIDE static void take_ids_wide(struct pass *p, const uint8_t *body)
+{
+    __m512i lanes = _mm512_zextsi128_si512(_mm_cvtsi32_si128((int)p->crc.state));
+    for (uint32_t row = 0, draft = 0; row < p->asked.n; row++)
+        for (uint32_t depth = 0; depth < p->l->depth; depth++, draft++) {
+            const uint8_t *from = body + p->from.ids + draft * 4 * PP3_SUPPORT;
+            size_t at = (size_t)p->rows[row].slot * p->l->depth + depth;
+            uint8_t *to = p->page + p->to.ids + at * 4 * PP3_SUPPORT;
+            __m512i a = _mm512_loadu_si512(from), b = _mm512_loadu_si512(from + 64);
+            COPIED(&a);
+            COPIED(&b);
+            lanes = draft ? pp3_fold(lanes, a) : _mm512_xor_si512(lanes, a);
+            lanes = pp3_fold(lanes, b);
+            _mm512_storeu_si512(to, a);
+            _mm512_storeu_si512(to + 64, b);
+            if (p->sampled[row] && pp3_wide_ids_ok(a, b, p->l->vocab)) {
+                int32_t token = int_at(p->head + FRAME_HEAD + p->from.tokens + 4 * draft);
+                p->place[draft] = pp3_wide_place(a, b, token);
+            } else {
+                _Alignas(64) int32_t id[PP3_SUPPORT];
+                _mm512_store_si512(id, a);
+                _mm512_store_si512(id + 16, b);
+                check_ids(p, row, depth, id);
+            }
+        }
+    _mm512_store_si512(p->crc.lanes, lanes);
+    p->crc.folded = 1;
+}
+
+PP3_WIDE static void take_q_wide(struct pass *p, const uint8_t *body)
+{
+    __m512i lanes = _mm512_load_si512(p->crc.lanes);
+    for (uint32_t row = 0, draft = 0; row < p->asked.n; row++)
+        for (uint32_t depth = 0; depth < p->l->depth; depth++, draft++) {
+            const uint8_t *from = body + p->from.q + draft * 4 * PP3_SUPPORT;
+            size_t at = (size_t)p->rows[row].slot * p->l->depth + depth;
+            uint8_t *to = p->page + p->to.q + at * 4 * PP3_SUPPORT;
+            __m512i a = _mm512_loadu_si512(from), b = _mm512_loadu_si512(from + 64);
+            COPIED(&a);
+            COPIED(&b);
+            lanes = pp3_fold(pp3_fold(lanes, a), b);
+            _mm512_storeu_si512(to, a);
+            _mm512_storeu_si512(to + 64, b);
+            if (!p->sampled[row] ||
+                !pp3_wide_q_ok(_mm512_castsi512_ps(a), _mm512_castsi512_ps(b),
+                               p->place[draft])) {
+                _Alignas(64) float q[PP3_SUPPORT];
+                _mm512_store_ps(q, _mm512_castsi512_ps(a));
+                _mm512_store_ps(q + 16, _mm512_castsi512_ps(b));
+                check_q(p, row, depth, q);
+            }
+        }
+    _mm512_store_si512(p->crc.lanes, lanes);
+}
+#endif
+
+static void take_support(struct pass *p, const uint8_t *body)
+{
+#if defined(__x86_64__)
+    if (pp3_crc_path() == PP3_CRC_WIDE) {
+        take_ids_wide(p, body);
+        take_q_wide(p, body);
+        return;
+    }
+#endif
+    take_ids(p, body);
+    take_q(p, body);
+}
+
 static int crc_at(const uint8_t *body, size_t end, uint32_t computed)
 {
     uint32_t told;
@@ -265,10 +338,8 @@ static void take_body(struct pass *p, const uint8_t *body)
     check_head(p);
     memcpy(p->page, &p->asked.round, sizeof p->asked.round);
     check_rows(p);
-    if (p->l->sampled) {
-        take_ids(p, body);
-        take_q(p, body);
-    }
+    if (p->l->sampled)
+        take_support(p, body);
     if (crc_at(body, p->from.end, pp3_crc_end(&p->crc)) != PP3_REASON_NONE)
         blame(p, PP3_REASON_CRC, NOBODY, NOBODY, -1);
 }

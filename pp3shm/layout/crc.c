@@ -1,5 +1,7 @@
 #include "layout/crc.h"
 
+#include "layout/fold.h"
+
 #include <errno.h>
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -72,16 +74,6 @@ static void table_block(struct pp3_crc_run *run, const uint8_t *block)
 
 #if defined(__x86_64__)
 
-/* Bits reflected, 128 bits of message d bits before the end are worth
- *   early 64 * x^(d + 32) + late 64 * x^(d - 32)   (mod the polynomial),
- * each power reflected in 32 bits and moved left by the one bit that a reflected
- * product lacks. d = 512: four lanes of 128 go ahead together. d = 128 joins them.
- * X480 is such a form of x^480; tests/test_layout_crc.py derives all four. */
-#define X544 0x154442bd4LL
-#define X480 0x1c6e41596LL
-#define X160 0x1751997d0LL
-#define X096 0x0ccaa009eLL
-
 #define CLMUL __attribute__((target("pclmul,sse2")))
 
 CLMUL static inline __m128i moved(__m128i lane, __m128i powers)
@@ -92,7 +84,7 @@ CLMUL static inline __m128i moved(__m128i lane, __m128i powers)
 
 CLMUL static void clmul_block(struct pp3_crc_run *run, const uint8_t *block)
 {
-    const __m128i powers = _mm_set_epi64x(X480, X544);
+    const __m128i powers = _mm_set_epi64x(PP3_X480, PP3_X544);
     __m128i lane[4];
     for (int i = 0; i < 4; i++) {
         __m128i first = _mm_loadu_si128((const __m128i *)(block + 16 * i));
@@ -108,17 +100,51 @@ CLMUL static void clmul_block(struct pp3_crc_run *run, const uint8_t *block)
     run->folded = 1;
 }
 
-/* The lanes as one 128-bit message of the same remainder, which the table ends. */
+/* 16 bytes whose remainder is the CRC's register. */
+CLMUL static uint32_t reduced(__m128i sum)
+{
+    uint8_t rest[16];
+    _mm_storeu_si128((__m128i *)rest, sum);
+    return table_update(0, rest, sizeof rest);
+}
+
+/* The lanes as one 128-bit message of the same remainder. */
 CLMUL static uint32_t clmul_close(const struct pp3_crc_run *run)
 {
-    const __m128i powers = _mm_set_epi64x(X096, X160);
+    const __m128i powers = _mm_set_epi64x(PP3_X096, PP3_X160);
     __m128i sum = _mm_load_si128((const __m128i *)run->lanes);
     for (int i = 1; i < 4; i++)
         sum = _mm_xor_si128(moved(sum, powers),
                             _mm_load_si128((const __m128i *)(run->lanes + 16 * i)));
-    uint8_t rest[16];
-    _mm_storeu_si128((__m128i *)rest, sum);
-    return table_update(0, rest, sizeof rest);
+    return reduced(sum);
+}
+
+CLMUL static uint32_t clmul_update(uint32_t state, const uint8_t *data, size_t n)
+{
+    const __m128i powers = _mm_set_epi64x(PP3_X096, PP3_X160);
+    if (n >= 32) {
+        __m128i sum = _mm_xor_si128(_mm_loadu_si128((const __m128i *)data),
+                                    _mm_cvtsi32_si128((int)state));
+        for (data += 16, n -= 16; n >= 16; data += 16, n -= 16)
+            sum = _mm_xor_si128(moved(sum, powers),
+                                _mm_loadu_si128((const __m128i *)data));
+        state = reduced(sum);
+    }
+    return table_update(state, data, n);
+}
+
+PP3_WIDE static void wide_block(struct pp3_crc_run *run, const uint8_t *block)
+{
+    __m512i first = _mm512_loadu_si512(block), lanes;
+    if (run->folded) {
+        lanes = pp3_fold(_mm512_load_si512(run->lanes), first);
+    } else { /* the state so far counts as if xored into the first four bytes */
+        __m512i state = _mm512_zextsi128_si512(_mm_cvtsi32_si128((int)run->state));
+        lanes = _mm512_xor_si512(state, first);
+    }
+    lanes = pp3_fold(lanes, _mm512_loadu_si512(block + 64));
+    _mm512_store_si512(run->lanes, lanes);
+    run->folded = 1;
 }
 
 #elif defined(__aarch64__)
@@ -150,7 +176,8 @@ static void arm_block(struct pp3_crc_run *run, const uint8_t *block)
 static const struct pp3_crc_way ways[] = {
     [PP3_CRC_TABLE] = {table_block, table_update},
 #if defined(__x86_64__)
-    [PP3_CRC_PCLMUL] = {clmul_block, table_update},
+    [PP3_CRC_PCLMUL] = {clmul_block, clmul_update},
+    [PP3_CRC_WIDE] = {wide_block, clmul_update},
 #elif defined(__aarch64__)
     [PP3_CRC_ARM] = {arm_block, arm_update},
 #endif
@@ -169,6 +196,10 @@ static bool has(int path)
         unsigned a, b, c, d; /* leaf 1: SSE2 is part of the architecture */
         return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_PCLMUL);
     }
+    case PP3_CRC_WIDE:
+        return has(PP3_CRC_PCLMUL) && __builtin_cpu_supports("avx512f") &&
+               __builtin_cpu_supports("avx512dq") &&
+               __builtin_cpu_supports("vpclmulqdq");
 #elif defined(__aarch64__)
     case PP3_CRC_ARM:
         return (getauxval(AT_HWCAP) & HWCAP_CRC32) != 0;
@@ -194,8 +225,11 @@ int pp3_crc_force(int path)
 /* Runs when the library is loaded, before any other thread can call into it. */
 __attribute__((constructor)) static void choose(void)
 {
+#if defined(__x86_64__)
+    __builtin_cpu_init(); /* this may run before the compiler's own constructor */
+#endif
     fill_slices();
-    for (int path = PP3_CRC_ARM; path >= PP3_CRC_TABLE; path--)
+    for (int path = PP3_CRC_WIDE; path >= PP3_CRC_TABLE; path--)
         if (pp3_crc_force(path) == 0)
             return;
 }

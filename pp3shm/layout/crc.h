@@ -20,13 +20,14 @@ enum pp3_crc_path {
     PP3_CRC_TABLE = 0,  /* slicing by 8, on any CPU */
     PP3_CRC_PCLMUL = 1, /* x86-64: carry-less multiplication, 64 bytes at once */
     PP3_CRC_ARM = 2,    /* aarch64: the CRC32 instructions */
+    PP3_CRC_WIDE = 3,   /* x86-64: the same as PCLMUL, 64 bytes in one register */
 };
 
 struct pp3_crc_way;
 
 /* One message under way. Its bytes mean something to its own way only. */
 struct pp3_crc_run {
-    _Alignas(16) uint8_t lanes[64]; /* PCLMUL: 4 x 128 bits not yet reduced */
+    _Alignas(64) uint8_t lanes[64]; /* PCLMUL: 4 x 128 bits not yet reduced */
     const struct pp3_crc_way *way;
     uint32_t state;  /* the register, inverted as usual between messages */
     uint32_t folded; /* blocks in the lanes: 0 or more than 0 */
