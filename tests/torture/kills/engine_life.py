@@ -12,55 +12,24 @@ import signal
 import threading
 import time
 from dataclasses import dataclass, field
-from typing import Literal
 
-from torture.kills.processes import Board, eventually, holdings, parent_of
+from torture.kills.plan import (
+    CALM,
+    COUNTS,
+    FAR_S,
+    RUNNING,
+    STAGE,
+    STOP,
+    Plan,
+    Wrong,
+    shown,
+)
+from torture.kills.processes import Board, eventually, holdings
+from torture.kills.proxy_kills import kill_proxies
 from torture.kills.truth import PROFILE, SLOTS, VOCAB, Asked, fault_of
 
 from pp3shm import Engine, Row, Status
 from pp3shm.errors import Busy, Exhausted, WaitTimeout
-from pp3shm.proxy.state import SessionState
-
-STOP, STAGE = 0, 1  # flags of the board
-RUNNING, CALM = 1, 2
-FAR_S = 60.0
-COUNTS = {
-    0: "rounds published",
-    Status.TIMEOUT: "rounds expired",
-    Status.PEER_DIED: "rounds orphaned",
-    Status.REFUSED: "rounds cancelled",
-}
-
-
-class Wrong(Exception):
-    """What no kill may lead to."""
-
-
-@dataclass(frozen=True)
-class Plan:
-    """How an engine is to be made and to be treated.
-
-    Attributes:
-        seed: of everything it draws.
-        proxy: ``thread`` or ``process``; processes are killed from in here.
-        kind: of the region.
-        rounds: entries of its ring.
-        address: the worker's.
-        tell: a pipe to each further rank.
-        hear: a pipe from each.
-        slack_s: how long what must happen may take.
-        plant: a fault to be caught.
-    """
-
-    seed: int
-    proxy: Literal["thread", "process"]
-    kind: Literal["memfd", "posix"]
-    rounds: int
-    address: str
-    tell: tuple[int, ...]
-    hear: tuple[int, ...]
-    slack_s: float
-    plant: str = ""
 
 
 @dataclass
@@ -77,15 +46,6 @@ class Round:
     told: bool = False
     seen: str = ""
     by: set[int] = field(default_factory=set)
-
-
-def shown(reply) -> str:
-    """A reply as one word, the same at every rank."""
-    views = (reply.tokens, reply.confidence, reply.mask, reply.ids, reply.q)
-    data = hash(b"".join(view.tobytes() for view in views))
-    failed = 0 if reply.failed is None else int(reply.failed)
-    statuses = ",".join(map(str, reply.status.tolist()))
-    return f"{failed}/{statuses}/{data:x}"
 
 
 class Life:
@@ -145,7 +105,9 @@ class Life:
             if plan.plant == "nobody resolves":
                 self._silence()
             self._board.flag(STAGE, RUNNING)
-            killer = threading.Thread(target=self._kill_proxies)
+            killer = threading.Thread(
+                target=kill_proxies, args=(self._engine, plan, self._board)
+            )
             killer.start()
             try:
                 self._storm()
@@ -294,46 +256,6 @@ class Life:
 
     def _is_over(self, ticket: int, round_: Round) -> bool:
         return ticket not in self._flight and round_.by >= set(self._hear)
-
-    # -- kills ---------------------------------------------------------------------
-
-    def _kill_proxies(self) -> None:
-        """A thread: at any moment, also while the next one starts."""
-        rng = random.Random(self._plan.seed + 1)
-        orphaned = 0
-        while self._plan.proxy == "process" and not self._board.flag(STOP):
-            if rng.random() < 0.7:  # else it may not even have started
-                eventually(self._is_ready_or_over, 2)
-            time.sleep(rng.random() * 0.1)
-            if self._board.flag(STOP) or not self._kill_proxy():
-                continue
-            self._board.add("proxy kills")
-            now = self._engine.stats()["rounds_orphaned"]
-            name = "rounds taken by a proxy as it was killed"
-            self._board.add(name, now - orphaned)
-            orphaned = now
-
-    def _is_ready_or_over(self) -> bool:
-        ready = self._engine.session_state is SessionState.READY
-        return ready or bool(self._board.flag(STOP))
-
-    def _kill_proxy(self) -> bool:
-        pid = self._engine.stats()["proxy_pid"]
-        if not pid:
-            return False
-        with contextlib.suppress(ProcessLookupError):
-            pidfd = os.pidfd_open(pid)
-            try:
-                # A pid that was read may be another's by now, a pidfd may not.
-                if parent_of(pid) != os.getpid():
-                    return False
-                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-                stats = self._engine._proxy.stats
-                eventually(lambda: stats()["proxy_pid"] != pid, self._plan.slack_s)
-                return True
-            finally:
-                os.close(pidfd)
-        return False
 
     # -- the end -------------------------------------------------------------------
 

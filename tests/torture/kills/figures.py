@@ -22,8 +22,8 @@ from torture.kills.programs import (
     run_stops,
 )
 
-EPISODES = {"short": 6, "medium": 12, "long": 12}
-STORM_S = {"short": 2, "medium": 15, "long": 20}
+EPISODES = {"short": 20, "medium": 50, "long": 50}
+STORM_S = {"short": 2, "medium": 15, "long": 25}
 TRIES = {"short": 200, "medium": 1000, "long": 1000}
 STOPS_S = {"short": 2, "medium": 10, "long": 20}
 RING_KILLS = ("proxies", "ranks", "engines")

@@ -43,7 +43,7 @@ class Board:
         self._words = memoryview(self._map)[: self._TEXT_AT].cast("Q")
 
     def add(self, name: str, n: int = 1) -> None:
-        """Counts; of one process at a time for each board."""
+        """Counts; each name of a board is one thread's."""
         self._words[NAMES.index(name)] += n
 
     def numbers(self) -> dict[str, int]:

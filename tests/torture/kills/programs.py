@@ -14,7 +14,10 @@ from torture.compiler import build
 from torture.figure import CORE, ROOT, Batch, Fact
 
 HERE = Path(__file__).resolve().parent
-SOURCES = {"kills": ("kills", "peers", "rig"), "stopped": ("stopped", "rig")}
+SOURCES = {
+    "kills": ("kills", "life", "load", "peers", "rig"),
+    "stopped": ("stopped", "victim", "rig"),
+}
 RING = ("ring", "atomics", "watchdog")
 NO_END = "no good end"
 """Said of a program that crashed or hung."""

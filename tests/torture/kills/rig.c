@@ -63,8 +63,8 @@ void rig_step(int point)
     if (!rig_where) /* the watchdog's thread, and programs that want no pauses */
         return;
     here((uint32_t)point);
-    if (roll(24) == 0)
-        pause_ns(roll(80000));
+    if (roll(12) == 0)
+        pause_ns(roll(120000));
 }
 
 int rig_fault(int number)

@@ -8,26 +8,21 @@
  * One process is engine, rank 0 and a second proxy, which answers all other rounds; the
  * victim is a process of its own. The watchdog is the product's thread.
  */
-#include "rig.h"
+#include "victim.h"
 
-#include <fcntl.h>
-#include <poll.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <sys/prctl.h>
-#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { ROUNDS = 6, SPARES = 4, PAGE_BYTES = 65536, PARTS = 16, MOST_LAPS = 3 };
+enum { ROUNDS = 6, SPARES = 4, PAGE_BYTES = 65536, MOST_LAPS = 3 };
 enum { UNTAKEN, HALF, WHOLE, STAGES }; /* how far the other rounds are */
 
 #define DUE_NS UINT64_C(3000000)
 #define FAR_NS UINT64_C(60000000000)
 
-struct victim { pid_t pid; int owner, order, answer; };
 struct other { uint64_t ticket, mine; int stage; };
 
 struct rig {
@@ -40,93 +35,6 @@ struct rig {
 
 static uint64_t slack_ns;
 static uint64_t tries, missed, killed, laps, refused, quarter[4];
-
-/* ---- the victim ------------------------------------------------------------------- */
-
-/* Page by parts, giving way in between: the copy lasts long enough to be met in it. */
-static void copy(struct pp3_ring *r, uint64_t mine)
-{
-    uint32_t words = page_words(r), part = words / PARTS;
-
-    for (uint32_t at = 0; at < words; at += part) {
-        if (!request_is(r, pp3_request(r, mine), pp3_ticket(mine)))
-            bad("a held request that is not its round's", pp3_ticket(mine), mine);
-        fill_page(r, pp3_page(r, mine), pp3_ticket(mine), at, at + part);
-        (void)sched_yield();
-        if (roll(4) == 0)
-            pause_ns(20000);
-    }
-    if (!page_is(r, pp3_page(r, mine), pp3_ticket(mine)))
-        bad("a held page that somebody wrote to", pp3_ticket(mine), mine);
-}
-
-static _Noreturn void victim_main(struct region *g, int owner, int order, int answer,
-                                  int bell)
-{
-    struct pp3_ring *r = region_attach(g, PROXY, (uint32_t)owner, bell);
-    uint8_t byte;
-
-    (void)prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0);
-    (void)prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0);
-    rig_seed = mix((uint64_t)owner, (uint64_t)getpid());
-    while (read(order, &byte, 1) == 1) {
-        uint64_t mine = 0;
-        int rc = pp3_take(r, &mine);
-
-        if (rc == 1) {
-            copy(r, mine);
-            rc = pp3_publish(r, mine);
-        } else {
-            rc = rc < 0 ? rc : -ENOENT;
-        }
-        atomic_store(&board->copied, mine);
-        atomic_store(&board->verdict, (uint64_t)-rc);
-        if (write(answer, &byte, 1) != 1)
-            break;
-    }
-    _exit(0);
-}
-
-static void start_victim(struct rig *g)
-{
-    int order[2], answer[2];
-    struct victim *v = &g->victim;
-
-    if (pipe2(order, O_CLOEXEC) != 0 || pipe2(answer, O_CLOEXEC) != 0)
-        exit(3);
-    v->owner = pp3_owner_add(g->ring);
-    v->pid = fork();
-    if (v->pid == 0) {
-        (void)close(order[1]);
-        (void)close(answer[0]);
-        victim_main(&g->region, v->owner, order[0], answer[1], pp3_bell_fd(g->ring));
-    }
-    (void)close(order[0]);
-    (void)close(answer[1]);
-    v->order = order[1];
-    v->answer = answer[0];
-}
-
-/* Seen dead by whoever reaps it, as the watchdog sees its own. */
-static void end_victim(struct rig *g)
-{
-    (void)kill(g->victim.pid, SIGKILL);
-    (void)waitpid(g->victim.pid, 0, 0);
-    (void)pp3_owner_gone(g->ring, (uint32_t)g->victim.owner);
-    (void)close(g->victim.order);
-    (void)close(g->victim.answer);
-}
-
-static bool answered(struct victim *v)
-{
-    struct pollfd one = {v->answer, POLLIN, 0};
-    uint8_t byte;
-
-    if (poll(&one, 1, (int)(slack_ns / 1000000)) == 1 && read(v->answer, &byte, 1) == 1)
-        return true;
-    bad("a proxy that does not go on", 0, (uint64_t)v->pid);
-    return false;
-}
 
 /* ---- rounds ----------------------------------------------------------------------- */
 
@@ -281,7 +189,7 @@ static void go_on_without(struct rig *g, uint64_t t, bool middle)
 static void go_on(struct rig *g, uint64_t t, const uint8_t *page)
 {
     (void)kill(g->victim.pid, SIGCONT);
-    if (!answered(&g->victim) || is_bad())
+    if (!victim_answered(&g->victim, slack_ns) || is_bad())
         return;
     if (atomic_load(&board->verdict) != ESTALE)
         bad("a late publication that was not refused", t, atomic_load(&board->verdict));
@@ -312,11 +220,11 @@ static void attempt(struct rig *g)
     if (!middle) { /* too early or too late: no try, and any verdict is right */
         missed++;
         (void)kill(g->victim.pid, SIGCONT);
-        (void)answered(&g->victim);
+        (void)victim_answered(&g->victim, slack_ns);
     } else if (roll(16) == 0) {
         killed++;
-        end_victim(g);
-        start_victim(g);
+        victim_end(&g->victim, g->ring);
+        victim_start(&g->victim, &g->region, g->ring);
     } else {
         tries++;
         quarter[4 * n / words]++;
@@ -352,12 +260,12 @@ static void run(struct rig *g, uint64_t wanted)
     g->helper = region_attach(&g->region, PROXY, (uint32_t)pp3_owner_add(g->ring),
                               pp3_bell_fd(g->ring));
     watchdog = pp3_watchdog_start(g->ring, &deadlines_only, &error);
-    start_victim(g);
+    victim_start(&g->victim, &g->region, g->ring);
     while (tries < wanted && missed < 20 * wanted + 1000 && !is_bad())
         attempt(g);
     if (!is_bad())
         pages_are_back(g);
-    end_victim(g);
+    victim_end(&g->victim, g->ring);
     (void)pp3_watchdog_stop(watchdog);
     pp3_watchdog_free(watchdog);
 }

@@ -18,7 +18,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from torture.kills.engine_life import Wrong, shown
+from torture.kills.plan import FAR_S, Wrong, shown
 from torture.kills.processes import Board, eventually, fork, parent_of
 from torture.kills.storm import worker_main
 from torture.kills.truth import PROFILE, SLOTS, Asked, fault_of
@@ -27,7 +27,6 @@ from pp3shm import Engine, Reply, Row, Status
 from pp3shm.errors import WaitTimeout
 
 ROUNDS = 8
-FAR_S = 60.0
 _WRITING = 2  # a state of a word: its page is being filled
 
 

@@ -21,7 +21,8 @@ from typing import Literal
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from torture.kills.engine_life import RUNNING, STAGE, STOP, Life, Plan, shown
+from torture.kills.engine_life import Life
+from torture.kills.plan import RUNNING, STAGE, STOP, Plan, shown
 from torture.kills.processes import NAMES, Board, adopt_orphans, ended, fork, open_fds
 from torture.kills.truth import PROFILE, TruthDrafter
 
@@ -295,6 +296,7 @@ def main() -> None:
         before = open_fds()
         storm = Storm(seed, slack_s, plant, where)
         storm.run(seconds)
+        sweep()  # of an engine that was killed before it could say its region's name
         if open_fds() != before and not storm.finding:
             storm.finding = f"descriptors {open_fds()}, and before {before}"
     for name, number in storm.numbers().items():
