@@ -13,6 +13,7 @@ from pathlib import Path
 from torture.compiler import missing
 from torture.figure import Batch, Figure, Form, together
 from torture.kills.planted import FAULTS, Fault, copy_of_the_ring, number_of
+from torture.kills.processes import NAMES
 from torture.kills.programs import (
     NO_END,
     SEEDS,
@@ -22,12 +23,12 @@ from torture.kills.programs import (
     run_stops,
 )
 
-EPISODES = {"short": 20, "medium": 50, "long": 50}
-STORM_S = {"short": 2, "medium": 15, "long": 25}
+EPISODES = {"short": 20, "medium": 50, "long": 25}
+STORM_S = {"short": 2, "medium": 15, "long": 30}
 TRIES = {"short": 200, "medium": 1000, "long": 1000}
 STOPS_S = {"short": 2, "medium": 10, "long": 20}
 RING_KILLS = ("proxies", "ranks", "engines")
-STACK_KILLS = ("proxy kills", "worker kills", "rank kills", "engine kills")
+STACK_KILLS = tuple(name for name in NAMES if "kills" in name)
 SLACK_MS = 800
 """For a planted fault by which something never happens."""
 

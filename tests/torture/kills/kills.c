@@ -3,6 +3,7 @@
  *
  * kills SEED EPISODES SLACK_MS: each episode is an engine's process. Prints what was
  * counted, a name and a number a line; a last line `bad ...` where something was wrong.
+ * Memory is only accounted for truly with GLIBC_TUNABLES=glibc.malloc.tcache_count=0.
  */
 #include "life.h"
 
@@ -55,6 +56,7 @@ static void episode(uint64_t seed)
     rig_seed = seed;
     killed = roll(4) != 0;
     life_ns = roll(roll(4) ? 20000000 : 200000000);
+    atomic_store(&board->engine_where, 0);
     pid = fork();
     if (pid == 0) {
         (void)setpgid(0, 0);

@@ -188,6 +188,8 @@ static void live(struct life *l)
                             512u << roll(5));
     atomic_store(&board->calm, 0);
     memset(board->seen, 0, sizeof board->seen); /* of another region */
+    memset(board->where, 0, sizeof board->where);
+    memset(board->rank_where, 0, sizeof board->rank_where);
     l->ring = region_engine(&l->region);
     l->oldest = 1;
     l->storm = true;

@@ -16,7 +16,8 @@ from pathlib import Path
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _libc = ctypes.CDLL(None, use_errno=True)
 NAMES = (
-    "engine kills",
+    "engine kills, proxy a thread",
+    "engine kills, proxy a process",
     "proxy kills",
     "worker kills",
     "rank kills",

@@ -238,7 +238,7 @@ class Storm:
             if not self._plant and self._rng.random() < 0.5:
                 os.kill(group.engine, signal.SIGKILL)
                 group.killed = True
-                group.board.add("engine kills")
+                group.board.add(f"engine kills, proxy a {group.proxy}")
                 self._bury(group)
             else:
                 self._tell_to_end(group)

@@ -31,10 +31,11 @@ static void copy(struct pp3_ring *r, uint64_t mine)
 static _Noreturn void victim_main(struct region *g, int owner, int order, int answer,
                                   int bell)
 {
-    struct pp3_ring *r = region_attach(g, PROXY, (uint32_t)owner, bell);
+    struct pp3_ring *r;
     uint8_t byte;
 
     (void)prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0);
+    r = region_attach(g, PROXY, (uint32_t)owner, bell);
     (void)prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0);
     rig_seed = mix((uint64_t)owner, (uint64_t)getpid());
     while (read(order, &byte, 1) == 1) {
