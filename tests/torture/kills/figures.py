@@ -23,7 +23,7 @@ from torture.kills.programs import (
     run_stops,
 )
 
-EPISODES = {"short": 20, "medium": 50, "long": 25}
+EPISODES = {"short": 12, "medium": 50, "long": 25}
 STORM_S = {"short": 2, "medium": 15, "long": 30}
 TRIES = {"short": 200, "medium": 1000, "long": 1000}
 STOPS_S = {"short": 2, "medium": 10, "long": 20}
