@@ -27,7 +27,7 @@ struct other { uint64_t ticket, mine; int stage; };
 
 struct rig {
     struct region region;
-    struct pp3_ring *ring, *helper;
+    struct pp3_ring *ring, *second;
     struct victim victim;
     struct other other[ROUNDS];
     int others;
@@ -57,9 +57,9 @@ static uint64_t step(struct rig *g, uint64_t due_ns)
 
 static void half(struct rig *g, struct other *o, int which)
 {
-    uint32_t words = page_words(g->helper), middle = words / 2;
+    uint32_t words = page_words(g->second), middle = words / 2;
 
-    fill_page(g->helper, pp3_page(g->helper, o->mine), o->ticket, which ? middle : 0,
+    fill_page(g->second, pp3_page(g->second, o->mine), o->ticket, which ? middle : 0,
               which ? words : middle);
 }
 
@@ -67,13 +67,13 @@ static void half(struct rig *g, struct other *o, int which)
 static void further(struct rig *g, struct other *o, int stage)
 {
     if (o->stage == UNTAKEN && stage > UNTAKEN) {
-        if (pp3_take(g->helper, &o->mine) != 1 || pp3_ticket(o->mine) != o->ticket)
+        if (pp3_take(g->second, &o->mine) != 1 || pp3_ticket(o->mine) != o->ticket)
             bad("a round that cannot be taken", o->ticket, o->mine);
         half(g, o, 0);
     }
     if (o->stage < WHOLE && stage == WHOLE && !is_bad()) {
         half(g, o, 1);
-        if (pp3_publish(g->helper, o->mine) != 0)
+        if (pp3_publish(g->second, o->mine) != 0)
             bad("a publication refused before its deadline", o->ticket, o->mine);
     }
     o->stage = stage;
@@ -257,7 +257,7 @@ static void run(struct rig *g, uint64_t wanted)
 
     g->region = region_make(ROUNDS, ROUNDS + SPARES, 1, PAGE_BYTES);
     g->ring = region_engine(&g->region);
-    g->helper = region_attach(&g->region, PROXY, (uint32_t)pp3_owner_add(g->ring),
+    g->second = region_attach(&g->region, PROXY, (uint32_t)pp3_owner_add(g->ring),
                               pp3_bell_fd(g->ring));
     watchdog = pp3_watchdog_start(g->ring, &deadlines_only, &error);
     victim_start(&g->victim, &g->region, g->ring);
