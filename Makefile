@@ -8,7 +8,7 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check -q
 SOURCES := $(shell find pp3shm -name '*.py' -o -name '*.pyi' -o -name '*.[ch]' -o -name '*.cdef') \
 	pyproject.toml setup.py MANIFEST.in
 
-.PHONY: demo test bench weak-memory tools torture torture-long qualify lint clean
+.PHONY: demo test bench bench-compute weak-memory tools torture torture-long qualify lint clean
 .DELETE_ON_ERROR:
 
 $(BIN)/python:
@@ -37,6 +37,10 @@ test: $(VENV)/.dev-packages $(VENV)/.package
 
 bench: $(VENV)/.dev-packages $(VENV)/.package
 	@for file in benchmarks/bench_*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
+
+bench-compute: $(VENV)/.dev-packages $(VENV)/.package
+	@for file in verify propose accept scatter; do echo "== $$file"; \
+	  $(BIN)/python benchmarks/bench_$$file.py || exit 1; done
 
 # The ring's text under every schedule and old value that C11 allows: docs/proof.md.
 weak-memory: $(BIN)/python

@@ -6,6 +6,7 @@ import os
 import platform
 import time
 from collections.abc import Callable, Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -71,28 +72,30 @@ def timed(
     mean of a group that takes some ten microseconds.
 
     Args:
-        call: gets the number of the call, so that it can rotate over its data.
+        call: gets the number of the call, never the same twice, so that it can rotate
+            over its data.
         seconds: how long to go on.
         least: but at least so many numbers.
         warm: calls before the first that counts.
     """
-    for i in range(warm):
-        call(i)
+    at = count()
+
+    def group_of(size: int) -> int:
+        start = time.perf_counter_ns()
+        for _ in range(size):
+            call(next(at))
+        return time.perf_counter_ns() - start
+
+    for _ in range(warm):
+        call(next(at))
     group = 1
-    while (once := _group(call, group)) < 10_000:
+    while (once := group_of(group)) < 10_000:
         group *= 2
     spent = [once / group]
     until = time.perf_counter() + seconds
     while time.perf_counter() < until or len(spent) < least:
-        spent.append(_group(call, group) / group)
+        spent.append(group_of(group) / group)
     return spent
-
-
-def _group(call: Callable[[int], object], size: int) -> int:
-    start = time.perf_counter_ns()
-    for i in range(size):
-        call(i)
-    return time.perf_counter_ns() - start
 
 
 def write(path: Path | None, where: dict[str, object], results: Any) -> None:

@@ -74,7 +74,7 @@ struct pp3_verified {
 size_t pp3_verify_scratch(uint32_t vocab, uint32_t depth);
 
 /* Verifies n requests. tokens[n][depth + 1] get -1 behind the last one emitted.
- * scratch: threads x pp3_verify_scratch bytes, aligned to 64. The rows of a request
+ * scratch: threads x pp3_verify_scratch bytes, aligned to 8. The rows of a request
  * behind the one it stops at are never read (rule block reads all of them).
  * A thread that cannot be started is done without. 0, or -EINVAL: an argument out of
  * range, and nothing was written. */

@@ -52,7 +52,7 @@ MOST_THREADS: int = lib.PP3_VERIFY_THREADS
 
 def lacking(page: Page | None, target: Rows) -> tuple[str, object, object] | None:
     """Why this engine cannot take the arguments: place, expectation, finding."""
-    for i, rows in enumerate(target):
+    for i, rows in enumerate(target[:1] if isinstance(target, np.ndarray) else target):
         if rows.dtype != np.float32:
             return f"target[{i}]", "float32", rows.dtype
     if page is not None and page.tokens.shape[1] > lib.PP3_VERIFY_DEPTH:
@@ -82,21 +82,24 @@ def verify_sparse(
     good: list[int] = []
     modes = Modes(page, round_)
     lines = bytearray(len(requests) * REQUEST.size)
+    places = _places(target, kept)
+    biases = [(0, 0)] * len(requests) if masks is None else _places(masks, kept)
     for i, request in enumerate(requests):
         try:
             mode = modes.of(request)
         except VerifyError as error:
             errors[i] = named(request, error)
             continue
-        at, stride = _place(target[i], kept)
-        bias, bias_stride = (0, 0) if masks is None else _place(masks[i], kept)
+        at, stride = places[i]
+        bias, bias_stride = biases[i]
         REQUEST.pack_into(
             lines, len(good) * REQUEST.size, at, bias, stride, bias_stride,
             request.position, *request.keys.accept, *request.keys.residual,
             request.temperature, request.slot, mode,
         )  # fmt: skip
         good.append(i)
-    batch = _batch(page, len(target[0]) - 1, vocab, round_, kept)
+    depth = len(target[0]) - 1 if page is None else int(page.tokens.shape[1])
+    batch = _batch(page, max(1, depth), vocab, round_, kept)
     batch.target = lib.PP3_TARGET_LOGITS if logits else lib.PP3_TARGET_PROBS
     batch.rule = RULES[rule]
     tokens, out = _run(batch, len(good), lines, threads)
@@ -106,13 +109,27 @@ def verify_sparse(
     if len(good) < len(requests):
         tokens, out = _spread(tokens, out, good, len(requests))
     return Verified(
-        tokens,
+        tokens[:, : depth + 1],
         out["count"].copy(),
         out["accepted"].copy(),
         tuple(map(LAST.__getitem__, out["last"].tolist())),
         out["no_mass"] != 0,
         tuple(errors),
     )
+
+
+def _places(
+    target: Rows | Sequence[NDArray[np.float32]], kept: list[NDArray[Any]]
+) -> list[tuple[int, int]]:
+    """Of each request: see :func:`_place`."""
+    if not isinstance(target, np.ndarray):
+        return [_place(rows, kept) for rows in target]
+    step, row, entry = target.strides
+    if entry != 4 or step % 4 or row % 4:
+        return [_place(rows, kept) for rows in target]
+    kept.append(target)
+    at = target.__array_interface__["data"][0]
+    return [(at + i * step, row // 4) for i in range(len(target))]
 
 
 def _place(rows: NDArray[Any], kept: list[NDArray[Any]]) -> tuple[int, int]:
@@ -127,14 +144,13 @@ def _batch(
     page: Page | None, depth: int, vocab: int, round_: int, kept: list[NDArray[Any]]
 ) -> Any:
     batch = ffi.new("struct pp3_verify_batch *", {"vocab": vocab, "round": round_})
-    batch.depth, batch.k = max(1, depth), 0
+    batch.depth, batch.k = depth, 0
     if page is None:
         return batch
     arrays: list[tuple[str, Any, str]] = [("drafts", page.tokens, "int32_t[]")]
     if page.ids is not None:
         arrays += [("ids", page.ids, "int32_t[]"), ("q", page.q, "float[]")]
         batch.k = page.ids.shape[2]
-    batch.depth = page.tokens.shape[1]
     for name, array, kind in arrays:
         packed = np.ascontiguousarray(array, "f4" if kind == "float[]" else "i4")
         kept.append(packed)
@@ -148,13 +164,12 @@ def _run(
     tokens = np.empty((n, batch.depth + 1), np.int32)
     out = np.empty(n, VERIFIED)
     each = lib.pp3_verify_scratch(batch.vocab, batch.depth)
-    scratch = np.empty(threads * each + 64, np.uint8)
-    start = -int(scratch.ctypes.data) % 64
+    scratch = np.empty(threads * each // 8, np.float64)
     code = n and lib.pp3_verify(
         batch, n, ffi.from_buffer("struct pp3_verify_request[]", lines),
         ffi.from_buffer("int32_t[]", tokens),
         ffi.from_buffer("struct pp3_verified[]", out),
-        ffi.from_buffer(scratch[start:]), threads,
+        ffi.from_buffer(scratch), threads,
     )  # fmt: skip
     if code:
         raise ConfigError("verify", "arguments in range", f"the core says {code}")

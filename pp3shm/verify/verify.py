@@ -221,18 +221,28 @@ def _check(
         raise ConfigError("round", "a u64", round_)
     if not requests or len(target) != len(requests):
         raise ConfigError("target", "one per request, one at least", len(target))
-    slots = [request.slot for request in requests]
-    if len(set(slots)) != len(slots):
-        raise ConfigError("slots", "distinct", slots)
-    for request, rows in zip(requests, target, strict=True):
-        if page is not None and not 0 <= request.slot < len(page.status):
-            raise ConfigError("slot", f"0 to {len(page.status) - 1}", request.slot)
-        if not 0 <= request.temperature < math.inf:
-            raise ConfigError("temperature", "0 or above", request.temperature)
-        needed = 1 if page is None else page.tokens.shape[1] + 1
-        if not 0 <= request.position <= MASK64 - (needed - 1):
-            raise ConfigError("position", "a u64, to its last row", request.position)
+    slots = {request.slot for request in requests}
+    if len(slots) != len(requests):
+        raise ConfigError("slots", "distinct", [r.slot for r in requests])
+    needed, bound = 1, None
+    if page is not None:
+        needed, bound = page.tokens.shape[1] + 1, len(page.status)
+    _check_requests(requests, needed, bound)
+    even = isinstance(target, np.ndarray)  # all requests have the same shape
+    for rows in target[:1] if even else target:
         if len(rows) < needed or rows.shape[-1] < vocab:
             raise ConfigError(
                 "target", f"{needed} rows of {vocab} at least", rows.shape
             )
+
+
+def _check_requests(
+    requests: Sequence[Request], needed: int, bound: int | None
+) -> None:
+    for request in requests:
+        if bound is not None and not 0 <= request.slot < bound:
+            raise ConfigError("slot", f"0 to {bound - 1}", request.slot)
+        if not 0 <= request.temperature < math.inf:
+            raise ConfigError("temperature", "0 or above", request.temperature)
+        if not 0 <= request.position <= MASK64 - (needed - 1):
+            raise ConfigError("position", "a u64, to its last row", request.position)

@@ -113,12 +113,12 @@ def by_c(
         },
     )  # fmt: skip
     tokens, out = np.empty((n, 2), np.int32), np.empty(n, VERIFIED)
-    scratch = np.empty(threads * lib.pp3_verify_scratch(pair.vocab, 1) + 64, np.uint8)
+    scratch = np.empty(threads * lib.pp3_verify_scratch(pair.vocab, 1) // 8)
     code = lib.pp3_verify(
         batch, n, ffi.from_buffer("struct pp3_verify_request[]", asked),
         ffi.from_buffer("int32_t[]", tokens),
         ffi.from_buffer("struct pp3_verified[]", out),
-        ffi.from_buffer(scratch[-scratch.ctypes.data % 64 :]), threads,
+        ffi.from_buffer(scratch), threads,
     )  # fmt: skip
     wrong = np.flatnonzero(out["fault"])
     if code or wrong.size:
