@@ -254,9 +254,10 @@ static void take_q(struct pass *p, const uint8_t *body)
 #if defined(__x86_64__)
 /* The same with every block in two registers: read once, folded, checked and stored
  * from there. What is not well is judged by the portable checks, on its copy. */
-PP3_WIDE static void take_ids_wide(struct pass *p, const uint8_t *body)
+PP3_WIDE static void take_ids_wide(struct pass *p, const uint8_t *body, __m512i two[2])
 {
-    __m512i lanes = _mm512_zextsi128_si512(_mm_cvtsi32_si128((int)p->crc.state));
+    __m512i even = _mm512_zextsi128_si512(_mm_cvtsi32_si128((int)p->crc.state));
+    __m512i odd = _mm512_setzero_si512();
     for (uint32_t row = 0, draft = 0; row < p->asked.n; row++)
         for (uint32_t depth = 0; depth < p->l->depth; depth++, draft++) {
             const uint8_t *from = body + p->from.ids + draft * 4 * PP3_SUPPORT;
@@ -265,8 +266,8 @@ PP3_WIDE static void take_ids_wide(struct pass *p, const uint8_t *body)
             __m512i a = _mm512_loadu_si512(from), b = _mm512_loadu_si512(from + 64);
             COPIED(&a);
             COPIED(&b);
-            lanes = draft ? pp3_fold(lanes, a) : _mm512_xor_si512(lanes, a);
-            lanes = pp3_fold(lanes, b);
+            even = draft ? pp3_fold_two(even, a) : _mm512_xor_si512(even, a);
+            odd = pp3_fold_two(odd, b); /* nothing before the first: 0 stays 0 */
             _mm512_storeu_si512(to, a);
             _mm512_storeu_si512(to + 64, b);
             if (p->sampled[row] && pp3_wide_ids_ok(a, b, p->l->vocab)) {
@@ -279,13 +280,13 @@ PP3_WIDE static void take_ids_wide(struct pass *p, const uint8_t *body)
                 check_ids(p, row, depth, id);
             }
         }
-    _mm512_store_si512(p->crc.lanes, lanes);
-    p->crc.folded = 1;
+    two[0] = even;
+    two[1] = odd;
 }
 
-PP3_WIDE static void take_q_wide(struct pass *p, const uint8_t *body)
+PP3_WIDE static void take_q_wide(struct pass *p, const uint8_t *body, __m512i two[2])
 {
-    __m512i lanes = _mm512_load_si512(p->crc.lanes);
+    __m512i even = two[0], odd = two[1];
     for (uint32_t row = 0, draft = 0; row < p->asked.n; row++)
         for (uint32_t depth = 0; depth < p->l->depth; depth++, draft++) {
             const uint8_t *from = body + p->from.q + draft * 4 * PP3_SUPPORT;
@@ -294,7 +295,8 @@ PP3_WIDE static void take_q_wide(struct pass *p, const uint8_t *body)
             __m512i a = _mm512_loadu_si512(from), b = _mm512_loadu_si512(from + 64);
             COPIED(&a);
             COPIED(&b);
-            lanes = pp3_fold(pp3_fold(lanes, a), b);
+            even = pp3_fold_two(even, a);
+            odd = pp3_fold_two(odd, b);
             _mm512_storeu_si512(to, a);
             _mm512_storeu_si512(to + 64, b);
             if (!p->sampled[row] ||
@@ -306,7 +308,17 @@ PP3_WIDE static void take_q_wide(struct pass *p, const uint8_t *body)
                 check_q(p, row, depth, q);
             }
         }
-    _mm512_store_si512(p->crc.lanes, lanes);
+    two[0] = even;
+    two[1] = odd;
+}
+
+PP3_WIDE static void take_support_wide(struct pass *p, const uint8_t *body)
+{
+    __m512i two[2];
+    take_ids_wide(p, body, two);
+    take_q_wide(p, body, two);
+    _mm512_store_si512(p->crc.lanes, pp3_fold(two[0], two[1]));
+    p->crc.folded = 1;
 }
 #endif
 
@@ -314,8 +326,7 @@ static void take_support(struct pass *p, const uint8_t *body)
 {
 #if defined(__x86_64__)
     if (pp3_crc_path() == PP3_CRC_WIDE) {
-        take_ids_wide(p, body);
-        take_q_wide(p, body);
+        take_support_wide(p, body);
         return;
     }
 #endif
