@@ -1,8 +1,12 @@
 """Who is behind: the rank or the proxy that holds the oldest round, and since when."""
 
+import errno
 import time
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from pp3shm._core import ffi
+from pp3shm.errors import Busy, Exhausted, Held
 
 
 class Behind(NamedTuple):
@@ -57,3 +61,34 @@ def pid_of(pidfd: int) -> int | None:
         if name == "Pid":
             return int(value) if int(value) > 0 else None
     return None
+
+
+def owners_of(why: Any) -> dict[int, int]:
+    """Pages in quarantine by owner id, of a ``struct pp3_why``."""
+    return {i: n for i, n in enumerate(bytes(ffi.buffer(why.owner))) if n}
+
+
+def refusal(code: int, why: Any, behind: Behind | None, ticket: int) -> Held:
+    """The error of a claim that was refused because somebody holds a round.
+
+    Args:
+        code: -EAGAIN the round is open, -EBUSY not released, -ENOBUFS no page.
+        why: ``struct pp3_why``.
+        behind: who holds it; None: a stream, which still has to submit it, or nobody.
+        ticket: of the call, if it was about one.
+    """
+    holder = "" if behind is None else behind.holder
+    age = "" if behind is None else f", asked {behind.age} ago"
+    if code == -errno.ENOBUFS:
+        found = f"{why.quarantined} in quarantine, by owner {owners_of(why)}"
+        if behind is not None:
+            found += f"; {holder} still has round {behind.ticket}{age}"
+        return Exhausted("pages", "a free one", found, behind)
+    if code == -errno.EAGAIN:
+        found = f"round {why.ticket} is still open: {holder} has it{age}"
+        return Busy(f"round {why.ticket}", "resolved", found, behind)
+    if behind is None:
+        place = f"round {ticket or why.ticket}"
+        return Busy(place, "submitted", "its stream is not done")
+    found = f"no release of it by {holder}{age}"
+    return Busy(f"rank {why.rank}", f"round {why.ticket} released", found, behind)

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn, Self
 
 from pp3shm._core import ffi, lib
-from pp3shm.errors import Busy, Exhausted, RingError
-from pp3shm.ring.behind import Behind, pid_of
+from pp3shm.errors import RingError
+from pp3shm.ring.behind import Behind, owners_of, pid_of, refusal
 from pp3shm.ring.end import CAUSES, Bytes, End, Outcome, Reader, describe
 from pp3shm.ring.record import PROXY, RANK, new_record
 from pp3shm.ring.region import Region
@@ -111,7 +111,9 @@ class EngineEnd(Reader):
         why = ffi.new("struct pp3_why *")
         lib.pp3_why(self.handle, why)
         if code in (-errno.EAGAIN, -errno.EBUSY, -errno.ENOBUFS):
-            self._held(code, why, ticket)
+            stream = code == -errno.EBUSY and why.rank < 0
+            who = None if stream else self._behind(code, why)
+            raise refusal(code, why, who, ticket)
         if code == -errno.ENOTCONN:
             found = f"rank {why.rank} is not"
             raise RingError("ranks", "all attached before the first claim", found)
@@ -123,26 +125,6 @@ class EngineEnd(Reader):
         if code == -errno.EUSERS:
             raise RingError("owner", "a free id of 255", "all living or named")
         super()._refused(code, ticket)
-
-    def _held(self, code: int, why: Any, ticket: int) -> NoReturn:
-        """A claim that was refused, in words."""
-        stream = code == -errno.EBUSY and why.rank < 0
-        who = None if stream else self._behind(code, why)
-        age = "" if who is None else f", asked {who.age} ago"
-        if stream:
-            place = f"round {ticket or why.ticket}"
-            raise Busy(place, "submitted", "its stream is not done")
-        if code == -errno.ENOBUFS:
-            found = f"{why.quarantined} in quarantine, by owner {self.stats().owners}"
-            if who is not None:
-                found += f"; {who.holder} still has round {who.ticket}{age}"
-            raise Exhausted("pages", "a free one", found, who)
-        holder = "" if who is None else who.holder
-        if code == -errno.EAGAIN:
-            found = f"round {why.ticket} is still open: {holder} has it{age}"
-            raise Busy(f"round {why.ticket}", "resolved", found, who)
-        found = f"no release of it by {holder}{age}"
-        raise Busy(f"rank {why.rank}", f"round {why.ticket} released", found, who)
 
     def _heads(self, heads: Bytes | None) -> Any:
         if heads is None:
@@ -308,8 +290,7 @@ class EngineEnd(Reader):
         """Where the pages are; from the thread that claims."""
         why = ffi.new("struct pp3_why *")
         lib.pp3_why(self.handle, why)
-        owners = {i: n for i, n in enumerate(bytes(ffi.buffer(why.owner))) if n}
-        return Stats(why.free_pages, why.quarantined, owners)
+        return Stats(why.free_pages, why.quarantined, owners_of(why))
 
 
 class RankEnd(Reader):

@@ -17,7 +17,7 @@ from pp3shm.errors import RegionError
 _MFD_NOEXEC_SEAL = 0x8  # Linux 6.3; os has no name for it yet
 _F_ADD_SEALS = 1033
 _F_SEAL_SEAL, _F_SEAL_SHRINK, _F_SEAL_GROW = 1, 2, 4
-_SHM = Path("/dev/shm")  # noqa: S108  # where Linux keeps POSIX names; no temp file
+SHM = Path("/dev/shm")  # noqa: S108  # where Linux keeps POSIX names; no temp file
 _CREATIONS = 16  # a sweeper in the way each time: somebody unlinks on purpose
 _NAME = re.compile(r"pp3shm-[0-9a-f]{32}-(control|slots|pages|failed|acks)")
 
@@ -145,7 +145,7 @@ class PosixSegments:
             self._named.append(path)
             os.set_inheritable(fd, False)
             fcntl.flock(fd, fcntl.LOCK_EX)
-            if _still_named(path, fd):
+            if still_named(path, fd):
                 return
             # between creation and lock a sweeper took it for a dead one's
             self._named.pop()
@@ -209,18 +209,20 @@ def open_named(prefix: str, writable: dict[str, bool]) -> GivenSegments:
     return segments
 
 
-def _still_named(path: str, fd: int) -> bool:
+def still_named(path: str, fd: int) -> bool:
+    """Whether a name in /dev/shm is still that of this descriptor's inode."""
     try:
-        named = (_SHM / path.lstrip("/")).lstat()
+        named = (SHM / path.lstrip("/")).lstat()
     except FileNotFoundError:
         return False
     mine = os.fstat(fd)
     return (named.st_dev, named.st_ino) == (mine.st_dev, mine.st_ino)
 
 
-def _leftovers() -> Iterator[Path]:
+def leftovers() -> Iterator[Path]:
+    """What is named as a segment in /dev/shm, of the living and of the dead."""
     with contextlib.suppress(FileNotFoundError):
-        for entry in os.scandir(_SHM):
+        for entry in os.scandir(SHM):
             if _NAME.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
                 yield Path(entry.path)
 
@@ -232,7 +234,7 @@ def sweep() -> list[str]:
         The names taken away.
     """
     swept = []
-    for path in _leftovers():
+    for path in leftovers():
         try:
             fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
         except OSError:
@@ -240,7 +242,7 @@ def sweep() -> list[str]:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             # the lock is on an inode: unlink the name only while it still is this one
-            if _still_named(path.name, fd):
+            if still_named(path.name, fd):
                 path.unlink()
                 swept.append(path.name)
         except OSError:
