@@ -191,11 +191,12 @@ struct pp3_ring *pp3_ring_create(const struct pp3_shape *s,
 
     if (!r)
         return 0;
-    r->engine = new_engine(s);
+    errno = 0;
     r->bell_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    r->engine = new_engine(s);
     if (!engine_whole(r->engine) || r->bell_fd < 0 || !parts->slots || !parts->pages ||
         !parts->failed || !parts->acks) {
-        *error = !engine_whole(r->engine) || r->bell_fd < 0 ? ENOMEM : EINVAL;
+        *error = errno != 0 ? errno : EINVAL; /* of the call that failed last */
         pp3_ring_free(r);
         return 0;
     }

@@ -343,7 +343,11 @@ class ProxyEnd(End):
         Whoever joins the thread calls ``engine.owner_dead(end.owner)``.
         """
         owner = engine.add_thread_owner()
-        return cls(engine.region, lib.pp3_bell_fd(engine.handle), owner)
+        try:
+            return cls(engine.region, lib.pp3_bell_fd(engine.handle), owner)
+        except BaseException:
+            engine.owner_dead(owner)  # nobody ever had it
+            raise
 
     def take(self) -> int | None:
         """The word of the next submitted round, which is now this proxy's, or None.
