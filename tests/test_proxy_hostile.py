@@ -8,6 +8,8 @@ is served.
 import contextlib
 import functools
 import itertools
+import socket
+import threading
 
 import numpy as np
 import pytest
@@ -23,11 +25,13 @@ from hostile_worker import (
 )
 from scripted_worker import ScriptedWorker, honest
 
-from pp3shm import Engine, Profile, Row, Status
+from pp3shm import Engine, Profile, Row, Status, Worker
+from pp3shm.layout import keyproof
 from pp3shm.layout.frames import Kind, Step, StepRow, encode_frame
 from pp3shm.proxy import conversation, loop
 from pp3shm.proxy.plan import ProxyPlan
 from pp3shm.proxy.state import TRANSITIONS, Event, SessionState, step
+from pp3shm.worker.drafters import TableDrafter
 
 TRICKLE_S = 0.15
 DIAL_S = 0.25
@@ -303,3 +307,98 @@ def test_words_after_the_end_are_heard_by_nobody(worker, events):
     _say_everything(old, worker)
     assert events[-1] == end
     old.close()
+
+
+KEY = b"a key of twenty-four by."
+PROOFS = {
+    "silence": lambda _first: b"",
+    "a HELLO_ACK at once": lambda _first: b"PP3F" + bytes(300),
+    "another magic": lambda _first: b"PP3X" + bytes(64),
+    "no tag of the key": lambda _first: b"PP3K" + bytes(64),
+    "half of it": lambda _first: b"PP3K" + bytes(20),
+    "our own challenge": lambda first: first + bytes(32),
+    "another's answer": lambda first: keyproof.answer(b"k" * 16, first[4:], bytes(32)),
+    "the answer to another": lambda _f: keyproof.answer(KEY, bytes(32), bytes(32)),
+    "a tag of the other role": lambda first: (
+        b"PP3K" + bytes(32) + keyproof.second(KEY, first[4:], bytes(32))[4:]
+    ),
+}
+
+
+@pytest.mark.parametrize("proof", PROOFS)
+def test_a_worker_that_cannot_prove_the_key_hears_nothing_more(
+    proof, tmp_path, events, eventually
+):
+    """Not even HELLO; and one that can is served at the same address."""
+    path, profile, heard = tmp_path / "worker", _profile(), []
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(path))
+    listener.listen()
+
+    def lie() -> None:
+        with listener, listener.accept()[0] as link:
+            path.unlink()
+            first = link.recv(1000)
+            link.sendall(PROOFS[proof](first))
+            with contextlib.suppress(ConnectionError):
+                while said := link.recv(1000):
+                    heard.append(said)
+
+    liar = threading.Thread(target=lie)
+    liar.start()
+    with Engine.create(
+        profile,
+        worker=f"unix://{path}",
+        proxy="thread",
+        psk=KEY,
+        rounds=2,
+        connect_timeout_s=0,
+    ) as engine:
+        engine.reset(0, [5, 6, 7])
+        liar.join(30)
+        lost = (SessionState.DIALING, Event.UNREACHABLE, SessionState.WAITING)
+        eventually(lambda: lost in events, "the end of the dial")
+        assert [] == heard
+        assert not _served(engine)
+        table = np.zeros((64, 64), np.float32)
+        with Worker(TableDrafter(table), profile, [f"unix://{path}"], psk=KEY):
+            eventually(lambda: _served(engine), "an honest worker's round")
+        assert {event for _, event, _ in events} <= {
+            Event.DIAL,
+            Event.UNREACHABLE,
+            Event.ACCEPTED,
+            Event.ANSWERED,
+            Event.LOST,
+        }
+
+
+def test_a_worker_that_reads_nothing_holds_no_round_beyond_its_deadline(
+    worker, events, eventually
+):
+    """A prefix larger than any buffer between: the send waits, the rounds do not."""
+    worker.profile = _profile(max_positions=4_000_000)
+    deaf = threading.Event()
+
+    def greet(session):
+        worker.hello_answer = None
+        worker._connection.sendall(
+            encode_frame(Kind.HELLO_ACK, session, 0, worker.profile.canonical_json())
+        )
+        deaf.wait(30)
+        return b""
+
+    with Engine.create(
+        worker.profile, worker=worker.address, proxy="thread", rounds=2, spin_ns=0
+    ) as engine:
+        engine.reset(0, [5] * 3_000_000)
+        assert _served(engine)
+        worker.hello_answer = greet
+        worker.hang_up()
+        for _ in range(4):
+            with engine.reply(engine.step([Row(0)], timeout_s=0.1)) as reply:
+                assert reply.status[0] in (Status.TIMEOUT, Status.PEER_DIED)
+        lost = (SessionState.READY, Event.LOST, SessionState.WAITING)
+        eventually(lambda: events.count(lost) == 2, "the end of the deaf session")
+        deaf.set()
+        eventually(lambda: _served(engine), "an honest worker's round")
+        assert engine.stats()["proxy_deaths"] == 0
