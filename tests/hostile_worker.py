@@ -28,8 +28,8 @@ from pp3shm.layout.frames import (
 from pp3shm.proxy.state import Event
 
 HEADER = struct.Struct("<4sHHIIQ16s")
-KINDS = (*Kind, 0, 9, 65535)
-"""Those there are, and some that there are not."""
+KINDS = (*Kind, 9)
+"""Those there are, and one that there is not."""
 
 FAULTS = (
     "valid",

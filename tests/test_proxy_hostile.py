@@ -33,8 +33,8 @@ from pp3shm.proxy.plan import ProxyPlan
 from pp3shm.proxy.state import TRANSITIONS, Event, SessionState, step
 from pp3shm.worker.drafters import TableDrafter
 
-TRICKLE_S = 0.15
-DIAL_S = 0.25
+TRICKLE_S = 0.1
+DIAL_S = 0.2
 DEADLINE_S = 5.0
 FIRST = Step(1, (StepRow(0, 1, 3, 0, (), sampled=True),))
 BEFORE = {

@@ -16,7 +16,8 @@ class Behind(NamedTuple):
         ticket: the round.
         asked_ns: when it was claimed, CLOCK_MONOTONIC.
         rank: who has not released it; None: it is not that.
-        owner: id of the proxy that holds it; None: no proxy has taken it.
+        owner: id of the proxy that holds it; None: no proxy has taken it, perhaps
+            because a stream has not submitted it.
         pid: process id of rank or proxy, for people to look at; None: not known here.
             It may be another process's by the time it is read.
     """
@@ -68,14 +69,13 @@ def owners_of(why: Any) -> dict[int, int]:
     return {i: n for i, n in enumerate(bytes(ffi.buffer(why.owner))) if n}
 
 
-def refusal(code: int, why: Any, behind: Behind | None, ticket: int) -> Held:
+def refusal(code: int, why: Any, behind: Behind | None) -> Held:
     """The error of a claim that was refused because somebody holds a round.
 
     Args:
         code: -EAGAIN the round is open, -EBUSY not released, -ENOBUFS no page.
         why: ``struct pp3_why``.
-        behind: who holds it; None: a stream, which still has to submit it, or nobody.
-        ticket: of the call, if it was about one.
+        behind: who holds it.
     """
     holder = "" if behind is None else behind.holder
     age = "" if behind is None else f", asked {behind.age} ago"
@@ -87,8 +87,8 @@ def refusal(code: int, why: Any, behind: Behind | None, ticket: int) -> Held:
     if code == -errno.EAGAIN:
         found = f"round {why.ticket} is still open: {holder} has it{age}"
         return Busy(f"round {why.ticket}", "resolved", found, behind)
-    if behind is None:
-        place = f"round {ticket or why.ticket}"
-        return Busy(place, "submitted", "its stream is not done")
+    if why.rank < 0:
+        found = f"its stream is not done{age}"
+        return Busy(f"round {why.ticket}", "submitted", found, behind)
     found = f"no release of it by {holder}{age}"
     return Busy(f"rank {why.rank}", f"round {why.ticket} released", found, behind)

@@ -111,9 +111,7 @@ class EngineEnd(Reader):
         why = ffi.new("struct pp3_why *")
         lib.pp3_why(self.handle, why)
         if code in (-errno.EAGAIN, -errno.EBUSY, -errno.ENOBUFS):
-            stream = code == -errno.EBUSY and why.rank < 0
-            who = None if stream else self._behind(code, why)
-            raise refusal(code, why, who, ticket)
+            raise refusal(code, why, self._behind(code, why))
         if code == -errno.ENOTCONN:
             found = f"rank {why.rank} is not"
             raise RingError("ranks", "all attached before the first claim", found)
