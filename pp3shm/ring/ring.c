@@ -369,10 +369,10 @@ int pp3_oldest(struct pp3_ring *r, struct pp3_why *why)
         return -EINVAL;
     for (uint64_t t = g->next > r->rounds ? g->next - r->rounds : 1;
          found == 0 && t < g->next; t++) {
-        uint64_t word;
-        /* an entry that was never claimed: pp3_skip_tickets */
-        if (pp3_ticket(g->claimed[t % r->rounds]) != t || pp3_word(r, t, &word) != 0)
-            continue;
+        uint64_t word = 0;
+        if (pp3_ticket(g->claimed[t % r->rounds]) != t)
+            continue; /* never claimed: pp3_skip_tickets */
+        (void)pp3_word(r, t, &word);
         found = pp3_resolved(word) ? pp3_acknowledged(r, (uint32_t)(t % r->rounds), t)
                                    : pp3_behind(g, -1, t, -EAGAIN);
     }
