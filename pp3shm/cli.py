@@ -98,6 +98,8 @@ def _parser() -> argparse.ArgumentParser:
     _add_demo(commands)
     _add_worker(commands)
     _add_conformance(commands)
+    _add_ls(commands)
+    _add_rm(commands)
     return parser
 
 
@@ -172,3 +174,56 @@ def _conformance(args: argparse.Namespace) -> int:
     for line in report.lines():
         print(line)
     return 0 if report.ok else FAILED
+
+
+def _add_ls(commands: Commands) -> None:
+    parser = commands.add_parser(
+        "ls",
+        help="list the regions of this machine and who holds them",
+        description="Regions by their names in /dev/shm and by the processes that hold "
+        "their segments: alive or dead, bytes, rounds in flight, pages in quarantine.",
+    )
+    parser.add_argument("--json", action="store_true", help="as one JSON object")
+    parser.set_defaults(run=_ls, error=parser.error)
+
+
+def _ls(args: argparse.Namespace) -> int:
+    from pp3shm.listing import as_json, as_lines  # noqa: PLC0415 - only when asked
+    from pp3shm.ring.survey import survey  # noqa: PLC0415
+
+    found = survey()
+    if args.json:
+        print(as_json(found))
+        return 0
+    for line in as_lines(found):
+        print(one_line(line))
+    return 0
+
+
+def _add_rm(commands: Commands) -> None:
+    parser = commands.add_parser(
+        "rm",
+        help="remove regions whose creator is proved dead",
+        description="Takes away the names of regions whose creator's lock is free; one "
+        "that lives is refused. What is not there needs no removal.",
+    )
+    parser.add_argument("names", metavar="NAME", nargs="*", help="as ls prints it")
+    parser.add_argument("--dead", action="store_true", help="every dead one")
+    parser.set_defaults(run=_rm, error=parser.error)
+
+
+def _rm(args: argparse.Namespace) -> int:
+    from pp3shm.ring.survey import dead, remove  # noqa: PLC0415 - only when asked
+
+    if not args.names and not args.dead:
+        args.error("the following arguments are required: NAME or --dead")
+    status = 0
+    for name in [*args.names, *(dead() if args.dead else [])]:
+        try:
+            there = remove(name)
+        except Pp3Error as error:  # the others are removed all the same
+            print(f"pp3shm rm: {one_line(error)}", file=sys.stderr)
+            status = UNUSABLE
+        else:
+            print(f"{one_line(name)}: {'removed' if there else 'nothing there'}")
+    return status

@@ -15,7 +15,7 @@ from pp3shm.proxy.board import Board
 from pp3shm.proxy.plan import ProxyPlan
 from pp3shm.proxy.state import SessionState
 from pp3shm.reply import Reply, after
-from pp3shm.ring.ring import CAUSES
+from pp3shm.ring.ring import CAUSES, Behind
 from pp3shm.slots import Row, SlotTable
 
 REPLACE_S = 0.1
@@ -215,7 +215,7 @@ class Engine:
             The ticket, which is also the round's number.
 
         Raises:
-            Busy: the next entry is still in use.
+            Busy: the next entry is still in use; ``behind`` says by whom, since when.
             ConfigError: a slot that is closed or does not exist.
             RingError: not all ranks have attached.
             Exhausted: quarantine holds every spare page.
@@ -334,6 +334,14 @@ class Engine:
     def reopen(self) -> None:
         """Allow a session again after an incident or a profile that differed."""
         self._board.ask_reopen()
+
+    def behind(self) -> Behind | None:
+        """Who holds the oldest round that is not over, and since when.
+
+        From the thread that calls ``step``; it is the first that ``step`` could be
+        refused for. None: every round is over.
+        """
+        return self._ring.behind()
 
     def stats(self) -> dict[str, int]:
         """Counters by name: the proxy's, the ring's and the watchdog's."""

@@ -4,7 +4,7 @@ The parts stay available as attributes, so that a caller need not parse a text.
 """
 
 import re
-from typing import Self
+from typing import Any, Self
 
 _TOLD = re.compile(r"profile\.(\w{1,40}): ours (.{0,400}), theirs (.{0,400})")
 
@@ -104,11 +104,26 @@ class RingError(Mismatch):
     """An operation of the ring was refused."""
 
 
-class Exhausted(RingError):
+class Held(RingError):
+    """A claim was refused because somebody still holds an older round.
+
+    Attributes:
+        behind: who, which round and since when (``pp3shm.ring.behind.Behind``); None:
+            not a claim's refusal, or nobody in particular.
+    """
+
+    def __init__(
+        self, place: str, expected: object, found: object, behind: Any = None
+    ) -> None:
+        super().__init__(place, expected, found)
+        self.behind = behind
+
+
+class Exhausted(Held):
     """A claim found no page: the quarantine holds them; the error names its owners."""
 
 
-class Busy(RingError):
+class Busy(Held):
     """A claim found the next entry still in use: round open or rank behind."""
 
 

@@ -116,8 +116,8 @@ class ScriptedWorker:
         frame = self.reply_frame(step)
         spoiled = self.spoil(frame, step, self)
         if spoiled is not None:
+            self.sent += 1  # before it can be seen to have arrived
             connection.sendall(spoiled)
-            self.sent += 1
 
     def reply_frame(self, step: Step, **changes) -> bytes:
         """A good REPLY to ``step``; ``changes`` replace arrays of it."""

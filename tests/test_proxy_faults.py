@@ -10,7 +10,7 @@ import pytest
 from scripted_worker import ScriptedWorker, good_reply
 
 from pp3shm import Engine, Profile, Row, Status
-from pp3shm.errors import LinkError, ProfileError
+from pp3shm.errors import LinkError, ProfileError, RingError
 from pp3shm.layout.frames import (
     HEADER_BYTES,
     ErrorBody,
@@ -467,3 +467,27 @@ def test_an_incident_is_noted_before_its_failed_round_can_be_seen():
             open_slots(engine)
             assert [Status.INVALID] * 2 == one_round(engine)[0]
             assert 1 == engine.stats()["incident"]
+
+
+def test_a_thread_proxy_that_cannot_be_made_at_first_is_made_later(
+    eventually, monkeypatch
+):
+    """As without a descriptor left: no thread of it dies for good."""
+    made, fails = ProxyEnd.__init__, itertools.count()
+
+    def init(self, *arguments):
+        if next(fails) < 2:
+            raise RingError("ring", "an end of it", "Too many open files")
+        made(self, *arguments)
+
+    monkeypatch.setattr(ProxyEnd, "__init__", init)
+    with (
+        ScriptedWorker(profile_of()) as worker,
+        connect(worker, connect_timeout_s=0) as engine,
+    ):
+        eventually(lambda: engine.session_state is SessionState.READY, "a session")
+        open_slots(engine)
+        assert ([Status.OK] * 2, None) == one_round(engine)
+        assert 2 == engine.stats()["proxy_deaths"]
+        lives = [engine._ring.owner_dead(owner) for owner in (1, 2)]
+        assert [0, 0] == lives  # were dead before

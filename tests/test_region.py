@@ -326,7 +326,7 @@ def test_names_are_private_and_go_with_a_normal_exit():
 
 def test_a_sweep_leaves_a_name_that_is_another_inode_by_now(tmp_path, monkeypatch):
     """The lock is on an inode; the name may have been taken by the next creator."""
-    monkeypatch.setattr(segments, "_SHM", tmp_path)
+    monkeypatch.setattr(segments, "SHM", tmp_path)
     name = f"pp3shm-{'0' * 32}-control"
     (tmp_path / name).touch()
     lock = fcntl.flock

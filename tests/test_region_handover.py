@@ -1,5 +1,6 @@
 """The door: who is let in, with what, and what a refusal says."""
 
+import contextlib
 import os
 import socket
 import subprocess
@@ -151,12 +152,20 @@ def test_a_rank_that_never_mapped_keeps_its_number_while_it_lives(engine, then):
 
 def test_another_user_is_not_let_in(engine, monkeypatch):
     """The kernel says who is there."""
-    monkeypatch.setattr(os, "geteuid", lambda: 4242)
-    with (
-        Doorman(engine) as door,
-        pytest.raises(RegionError, match="expected an answer"),
-    ):
-        attach_rank(door.address)
+    with Doorman(engine) as door:
+        monkeypatch.setattr(os, "geteuid", lambda: 4242)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as link:
+            link.connect(b"\0" + door.address[1:].encode())
+            with contextlib.suppress(ConnectionError):
+                assert link.recv(2000) == b""
+
+
+def test_a_door_of_another_user_is_not_gone_through(engine, monkeypatch):
+    """An address of a dead engine may be taken by anybody."""
+    with Doorman(engine) as door:
+        monkeypatch.setattr(handover.os, "geteuid", lambda: 4242)
+        with pytest.raises(RegionError, match=f"user 4242, found user {os.getuid()}"):
+            attach_rank(door.address)
 
 
 def test_an_older_kernel_gives_a_pidfd_by_another_way(engine, monkeypatch):

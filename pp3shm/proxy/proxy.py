@@ -87,22 +87,27 @@ class ThreadProxy:
 
     def _run(self) -> None:
         while not self._closing.is_set():
-            with ProxyEnd.thread(self._ring) as end:
-                self._starts += 1
-                self._owner = end.owner
-                try:
-                    self._loop = ProxyLoop(end, self._plan)
-                    if self._closing.is_set():
-                        self._loop.stop()
-                    self._loop.run()
-                except Exception:
-                    self._deaths += 1
-                    log.exception("the proxy's loop failed; another one starts")
-                    self._closing.wait(0.1)
-                finally:
-                    # This thread is the owner, and from here on it touches nothing.
-                    self._owner = 0
-                    self._ring.owner_dead(end.owner)
+            try:
+                self._serve()
+            except Exception:
+                self._deaths += 1
+                log.exception("the proxy's loop failed; another one starts")
+                self._closing.wait(0.1)
+
+    def _serve(self) -> None:
+        """One loop, from its owner id to its end."""
+        with ProxyEnd.thread(self._ring) as end:
+            self._starts += 1
+            self._owner = end.owner
+            try:
+                self._loop = ProxyLoop(end, self._plan)
+                if self._closing.is_set():
+                    self._loop.stop()
+                self._loop.run()
+            finally:
+                # This thread is the owner, and from here on it touches nothing.
+                self._owner = 0
+                self._ring.owner_dead(end.owner)
 
     @property
     def owner(self) -> int:

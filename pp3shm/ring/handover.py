@@ -6,6 +6,7 @@ doorman takes a pidfd of it first, so that its death will be known whatever it d
 
 import array
 import contextlib
+import errno
 import os
 import select
 import shutil
@@ -36,15 +37,23 @@ _MOST = 65536  # a record and a proxy's configuration
 
 
 def _receive(link: socket.socket, descriptors: int) -> tuple[bytes, list[int]]:
-    """One message with its descriptors, CLOEXEC."""
+    """One message with its descriptors, CLOEXEC.
+
+    Raises:
+        OSError: nothing came, or there was no room for the descriptors.
+    """
     size = array.array("i").itemsize
-    data, control, _, _ = link.recvmsg(
+    data, control, flags, _ = link.recvmsg(
         _MOST, socket.CMSG_SPACE(descriptors * size), socket.MSG_CMSG_CLOEXEC
     )
     fds = array.array("i")
     for level, kind, payload in control:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
             fds.frombytes(payload[: len(payload) - len(payload) % size])
+    if flags & socket.MSG_CTRUNC:
+        for fd in fds:
+            os.close(fd)
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
     return data, list(fds)
 
 
@@ -107,10 +116,17 @@ def attach_rank(
     Raises:
         RegionError: refused by the doorman, whose reason is in it, or by a check here.
     """
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as link:
+    try:
+        link = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    except OSError as error:
+        raise RegionError(f"doorman {address}", "a socket", error) from error
+    with link:
         link.settimeout(timeout)
         try:
             link.connect(_bytes_of(address))
+            if (uid := _uid_of(link)) != os.geteuid():  # of whoever listens there
+                user = f"user {os.geteuid()}"
+                raise RegionError(f"doorman {address}", user, f"user {uid}")
             wanted = -1 if rank is None else rank
             link.send(_ASK.pack(_MAGIC, wanted, layout_id or bytes(32)))
             data, fds = _receive(link, len(WRITABLE[RANK]))

@@ -20,6 +20,7 @@ WRITABLE: dict[int, dict[str, bool]] = {
 """Which segments a role maps, and whether it may write them."""
 
 RECORD_BYTES: int = ffi.sizeof("struct pp3_record")
+HEADER_BYTES: int = lib.PP3_ENTRIES_AT
 _BYTE_ORDER = 0x01020304
 _CLOCK_TOLERANCE_NS = 60_000_000_000  # a record is used at once, or its peer stalled
 _SIZES = (
@@ -115,11 +116,8 @@ def read_record(data: bytes) -> Any:
     record = ffi.new("struct pp3_record *")
     ffi.memmove(record, data, RECORD_BYTES)
     now = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
-    shape = record.shape
     _expect("record.magic", lib.pp3_record_magic(), record.magic, hexadecimal=True)
-    _expect("record.abi", lib.PP3_ABI, shape.abi)
-    # the record's numbers were read in this machine's order already
-    _expect("record.byte_order", _BYTE_ORDER, shape.byte_order, hexadecimal=True)
+    check_shape(record.shape, "record")
     if record.role not in WRITABLE:
         raise RegionError("record.role", sorted(WRITABLE), record.role)
     if not 0 <= now - record.clock_ns < _CLOCK_TOLERANCE_NS:
@@ -128,16 +126,55 @@ def read_record(data: bytes) -> Any:
             f"this machine's CLOCK_MONOTONIC, {now}, or a little less",
             record.clock_ns,
         )
+    return record
+
+
+def check_shape(shape: Any, place: str) -> None:
+    """Whether a shape that somebody else wrote is one of this version's.
+
+    Args:
+        shape: ``struct pp3_shape``, a private copy.
+        place: where it stood, for the error.
+
+    Raises:
+        RegionError: another ABI or byte order, or sizes that no region has.
+    """
+    _expect(f"{place}.abi", lib.PP3_ABI, shape.abi)
+    # the numbers were read in this machine's order already
+    _expect(f"{place}.byte_order", _BYTE_ORDER, shape.byte_order, hexadecimal=True)
     checked = ffi.new("struct pp3_shape *", shape)
     fault = lib.pp3_shape_fill(checked)
     if fault != ffi.NULL:
         name = ffi.string(fault).decode()
         raise RegionError(
-            f"record.{name}", "a size within limits", getattr(shape, name)
+            f"{place}.{name}", "a size within limits", getattr(shape, name)
         )
     for index, name in enumerate(SEGMENTS):
-        _expect(f"record.bytes[{name}]", checked.bytes[index], shape.bytes[index])
-    return record
+        _expect(f"{place}.bytes[{name}]", checked.bytes[index], shape.bytes[index])
+
+
+def read_header(head: bytes) -> Any:
+    """The shape that stands in a copy of a region's header, which may hold anything.
+
+    Args:
+        head: the first ``HEADER_BYTES`` of a control segment.
+
+    Returns:
+        ``struct pp3_shape *``, a private copy.
+
+    Raises:
+        RegionError: too short, another magic, or no shape of this version.
+    """
+    if len(head) < HEADER_BYTES:
+        raise RegionError("header", f"{HEADER_BYTES} bytes", f"{len(head)} bytes")
+    copy = ffi.new("uint8_t[]", HEADER_BYTES + 8)  # malloc's alignment
+    ffi.memmove(copy, head, HEADER_BYTES)
+    found = lib.pp3_region_magic(copy)
+    _expect("region.magic", lib.pp3_magic(), found, hexadecimal=True)
+    shape = ffi.new("struct pp3_shape *")
+    lib.pp3_region_shape(copy, shape)
+    check_shape(shape[0], "region")
+    return shape
 
 
 def _expect(

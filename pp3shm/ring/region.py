@@ -23,6 +23,7 @@ from pp3shm.ring.segments import (
     MemfdSegments,
     PosixSegments,
     Segments,
+    expect_private,
     open_named,
     reopened,
 )
@@ -117,7 +118,8 @@ class Region:
 
         Raises:
             RegionError: a size, version, layout id, epoch or clock that is not the
-                record's, by name.
+                record's, by name; a segment that is not this user's alone, or that can
+                be shrunk.
         """
         segments = GivenSegments(dict(fds))
         try:
@@ -148,6 +150,12 @@ class Region:
             found = sorted(segments.fds)
             segments.close()
             raise RegionError("descriptors", sorted(writable), found)
+        try:
+            for name, fd in segments.fds.items():
+                expect_private(name, fd)
+        except BaseException:
+            segments.close()
+            raise
         region = cls(segments, given, writable)
         try:
             compare(region.addresses["control"], given.shape)

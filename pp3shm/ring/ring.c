@@ -167,6 +167,7 @@ static struct pp3_engine *new_engine(const struct pp3_shape *s)
     g->streamed = calloc(s->rounds, 8);
     g->free_page = calloc(s->pages, sizeof *g->free_page);
     g->quarantine = calloc(s->pages, sizeof *g->quarantine);
+    g->asked_ns = calloc(s->pages, 8);
     g->slot = calloc(s->slots, sizeof *g->slot);
     g->next = 1;
     for (uint32_t k = 0; k < PP3_MAX_RANKS; k++)
@@ -178,7 +179,7 @@ static struct pp3_engine *new_engine(const struct pp3_shape *s)
 static int engine_whole(const struct pp3_engine *g)
 {
     return g && g->nudge_fd >= 0 && g->claimed && g->disposed && g->untold &&
-           g->streamed && g->free_page && g->quarantine && g->slot;
+           g->streamed && g->free_page && g->quarantine && g->asked_ns && g->slot;
 }
 
 /* Over fresh, all-zero segments; templates: 3 x failed_bytes for statuses 2, 7, 8. */
@@ -190,11 +191,12 @@ struct pp3_ring *pp3_ring_create(const struct pp3_shape *s,
 
     if (!r)
         return 0;
-    r->engine = new_engine(s);
+    errno = 0;
     r->bell_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    r->engine = new_engine(s);
     if (!engine_whole(r->engine) || r->bell_fd < 0 || !parts->slots || !parts->pages ||
         !parts->failed || !parts->acks) {
-        *error = !engine_whole(r->engine) || r->bell_fd < 0 ? ENOMEM : EINVAL;
+        *error = errno != 0 ? errno : EINVAL; /* of the call that failed last */
         pp3_ring_free(r);
         return 0;
     }
@@ -253,6 +255,7 @@ void pp3_ring_free(struct pp3_ring *r)
         free(g->streamed);
         free(g->free_page);
         free(g->quarantine);
+        free(g->asked_ns);
         free(g->slot);
         free(g);
     }
@@ -267,6 +270,24 @@ uint64_t pp3_bad_word(struct pp3_ring *r) { return PP3_LOAD(&r->bad_word, relaxe
 
 /* ---- the engine ------------------------------------------------------------------- */
 
+/* A claim, with what is told to people: when each page was asked for, and how many are
+ * in quarantine. */
+int64_t pp3_ask(struct pp3_ring *r, const void *heads, uint64_t deadline_ns)
+{
+    struct pp3_engine *g = r->engine;
+    int64_t t = pp3_claim(r, heads, deadline_ns);
+
+    if (!PP3_HERE(r) || !g)
+        return t;
+    if (t > 0)
+        g->asked_ns[pp3_page_of(g->claimed[(uint64_t)t % r->rounds])] = pp3_now();
+    if (g->held_count != g->told_count) { /* a difference, which may be negative */
+        pp3_count(r, PP3_COUNT_QUARANTINED, (uint64_t)g->held_count - g->told_count);
+        g->told_count = g->held_count;
+    }
+    return t;
+}
+
 /* Claim, copy, stamp, submit. The ring knows of the layout that offset 0 of a request,
  * a page and a failed buffer is the ticket, and nothing else. */
 int64_t pp3_step(struct pp3_ring *r, const void *request, uint32_t bytes,
@@ -278,7 +299,7 @@ int64_t pp3_step(struct pp3_ring *r, const void *request, uint32_t bytes,
 
     if (bytes < 8 || bytes > r->request_bytes)
         return -EMSGSIZE;
-    t = pp3_claim(r, heads, deadline_ns);
+    t = pp3_ask(r, heads, deadline_ns);
     if (t < 0)
         return t;
     to = pp3_request_of(r, (uint64_t)t);
@@ -303,6 +324,13 @@ static int stream_mark(struct pp3_ring *r, uint64_t t, uint64_t mark)
 int pp3_stream_hold(struct pp3_ring *r, uint64_t t) { return stream_mark(r, t, t); }
 int pp3_stream_done(struct pp3_ring *r, uint64_t t) { return stream_mark(r, t, 0); }
 
+static uint64_t asked_at(const struct pp3_ring *r, uint64_t t)
+{
+    uint64_t own = r->engine->claimed[t % r->rounds];
+
+    return t != 0 && pp3_ticket(own) == t ? r->engine->asked_ns[pp3_page_of(own)] : 0;
+}
+
 void pp3_why(struct pp3_ring *r, struct pp3_why *why)
 {
     struct pp3_engine *g = r->engine;
@@ -312,13 +340,53 @@ void pp3_why(struct pp3_ring *r, struct pp3_why *why)
         return;
     why->rank = g->behind;
     why->ticket = g->behind_ticket;
+    why->asked_ns = asked_at(r, why->ticket);
     why->quarantined = g->held_count;
     why->free_pages = g->free_count;
     for (uint32_t i = 0; i < g->held_count; i++) {
-        uint8_t *count = &why->owner[g->quarantine[i].owner];
+        const struct pp3_held *h = &g->quarantine[i];
+        uint8_t *count = &why->owner[h->owner];
         why->owners += *count == 0;
         *count = (uint8_t)(*count < 255 ? *count + 1 : 255);
+        if (why->held_ticket == 0 || h->ticket < why->held_ticket) {
+            why->held_ticket = h->ticket;
+            why->held_owner = h->owner;
+            why->held_asked_ns = g->asked_ns[h->page]; /* not claimed since */
+        }
     }
+}
+
+/* The claiming thread: the oldest round that is open (-EAGAIN) or that somebody has not
+ * released (-EBUSY), whether a claim has met it yet or not; 0 where there is none. */
+int pp3_oldest(struct pp3_ring *r, struct pp3_why *why)
+{
+    struct pp3_engine *g = r->engine;
+    int found = 0;
+
+    if (!PP3_HERE(r))
+        return -EOWNERDEAD;
+    if (!g)
+        return -EINVAL;
+    for (uint64_t t = g->next > r->rounds ? g->next - r->rounds : 1;
+         found == 0 && t < g->next; t++) {
+        uint64_t word = 0;
+        if (pp3_ticket(g->claimed[t % r->rounds]) != t)
+            continue; /* never claimed: pp3_skip_tickets */
+        (void)pp3_word(r, t, &word);
+        found = pp3_resolved(word) ? pp3_acknowledged(r, (uint32_t)(t % r->rounds), t)
+                                   : pp3_behind(g, -1, t, -EAGAIN);
+    }
+    pp3_why(r, why);
+    return found;
+}
+
+/* Of a rank other than 0, once all are attached: a claim has seen it then. */
+int pp3_rank_pidfd(struct pp3_ring *r, uint32_t rank)
+{
+    const struct pp3_engine *g = r->engine;
+
+    return PP3_HERE(r) && g && g->all_attached && rank < r->ranks ? g->rank[rank].pidfd
+                                                                   : -1;
 }
 
 /* From the thread that hands regions over, before the first claim: the pidfd was taken

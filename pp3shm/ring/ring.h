@@ -127,6 +127,10 @@ static inline int pp3_resolve(struct pp3_ring *r, uint64_t t, uint32_t status,
 #include "watch.h"
 
 #ifndef PP3_MACHINE /* ring.c: not part of the protocol's text */
+/* For whoever reads a copy of a control segment that is not its own. */
+#define PP3_COUNTERS_AT offsetof(struct pp3_header, counters)
+#define PP3_ENTRIES_AT sizeof(struct pp3_header)
+#define PP3_ENTRY_BYTES sizeof(struct pp3_entry)
 const char *pp3_shape_fill(struct pp3_shape *shape);
 void pp3_shape_places(const struct pp3_shape *shape, struct pp3_places *places);
 void pp3_record_fill(struct pp3_record *record, const struct pp3_shape *shape);
@@ -143,11 +147,14 @@ struct pp3_ring *pp3_ring_attach(const struct pp3_record *record,
 void pp3_ring_free(struct pp3_ring *r);
 int pp3_here(const struct pp3_ring *r);
 uint64_t pp3_bad_word(struct pp3_ring *r);
+int64_t pp3_ask(struct pp3_ring *r, const void *heads, uint64_t deadline_ns);
 int64_t pp3_step(struct pp3_ring *r, const void *request, uint32_t bytes,
                  const void *heads, uint64_t deadline_ns);
 int pp3_stream_hold(struct pp3_ring *r, uint64_t t);
 int pp3_stream_done(struct pp3_ring *r, uint64_t t);
 void pp3_why(struct pp3_ring *r, struct pp3_why *why);
+int pp3_oldest(struct pp3_ring *r, struct pp3_why *why);
+int pp3_rank_pidfd(struct pp3_ring *r, uint32_t rank);
 int pp3_rank_attach(struct pp3_ring *r, uint32_t rank, int pidfd);
 int pp3_rank_dead(struct pp3_ring *r, uint32_t rank);
 int pp3_owner_add_thread(struct pp3_ring *r);

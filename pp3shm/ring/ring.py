@@ -5,16 +5,20 @@ page, request or failed buffer is made once. Times are CLOCK_MONOTONIC, in nanos
 """
 
 import errno
+import os
+from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn, Self
 
 from pp3shm._core import ffi, lib
-from pp3shm.errors import Busy, Exhausted, RingError
+from pp3shm.errors import RingError
+from pp3shm.ring.behind import Behind, owners_of, pid_of, refusal
 from pp3shm.ring.end import CAUSES, Bytes, End, Outcome, Reader, describe
 from pp3shm.ring.record import PROXY, RANK, new_record
 from pp3shm.ring.region import Region
 
 __all__ = [
     "CAUSES",
+    "Behind",
     "EngineEnd",
     "Outcome",
     "ProxyEnd",
@@ -65,24 +69,49 @@ class EngineEnd(Reader):
         )
         super().__init__(region, ring, error, 0, owns=True)
         self._request = self._requests()
+        self._threads: set[int] = set()
+        self.pid_of_owner: Callable[[int], int | None] = lambda _owner: None
+        """Set by whoever starts proxy processes; for the words of an error only."""
+
+    def _behind(self, code: int, why: Any) -> Behind | None:
+        """Who holds the round that a refused claim met."""
+        if code == -errno.ENOBUFS:
+            if why.held_ticket == 0:
+                return None
+            ticket, asked, owner = why.held_ticket, why.held_asked_ns, why.held_owner
+            return Behind(ticket, asked, None, owner, self._pid_of(owner))
+        ticket, asked = why.ticket, why.asked_ns
+        if code == -errno.EBUSY and why.rank >= 0:
+            pidfd = lib.pp3_rank_pidfd(self.handle, why.rank)
+            pid = pid_of(pidfd) if why.rank else os.getpid()
+            return Behind(ticket, asked, why.rank, None, pid)
+        owner = (self.word(ticket) & 255) or None
+        return Behind(ticket, asked, None, owner, self._pid_of(owner))
+
+    def _pid_of(self, owner: int | None) -> int | None:
+        if owner is None:
+            return None
+        return os.getpid() if owner in self._threads else self.pid_of_owner(owner)
+
+    def behind(self) -> Behind | None:
+        """Who holds the oldest round that is not over; from the thread that claims.
+
+        That round is not always the one the next claim will meet, but it is the first
+        that a claim can be refused for. None: every round is over.
+        """
+        why = ffi.new("struct pp3_why *")
+        code = lib.pp3_oldest(self.handle, why)
+        if code in (-errno.EAGAIN, -errno.EBUSY):
+            return self._behind(code, why)
+        if code < 0:
+            self._refused(code)
+        return None
 
     def _refused(self, code: int, ticket: int = 0) -> NoReturn:
         why = ffi.new("struct pp3_why *")
         lib.pp3_why(self.handle, why)
-        if code == -errno.EAGAIN:
-            found = f"round {why.ticket} is still open"
-            raise Busy(f"round {why.ticket}", "resolved", found)
-        if code == -errno.EBUSY and why.rank >= 0:
-            found = f"no release of it by rank {why.rank}"
-            raise Busy(f"rank {why.rank}", f"round {why.ticket} released", found)
-        if code == -errno.EBUSY:
-            raise Busy(
-                f"round {ticket or why.ticket}", "submitted", "its stream is not done"
-            )
-        if code == -errno.ENOBUFS:
-            held = self.stats().owners
-            found = f"{why.quarantined} in quarantine, by owner {held}"
-            raise Exhausted("pages", "a free one", found)
+        if code in (-errno.EAGAIN, -errno.EBUSY, -errno.ENOBUFS):
+            raise refusal(code, why, self._behind(code, why))
         if code == -errno.ENOTCONN:
             found = f"rank {why.rank} is not"
             raise RingError("ranks", "all attached before the first claim", found)
@@ -131,7 +160,7 @@ class EngineEnd(Reader):
 
     def claim(self, deadline_ns: int, heads: Bytes | None = None) -> int:
         """The first half of ``step``: the request may now be written in place."""
-        ticket = lib.pp3_claim(self.handle, self._heads(heads), deadline_ns)
+        ticket = lib.pp3_ask(self.handle, self._heads(heads), deadline_ns)
         if ticket < 0:
             self._refused(ticket)
         return int(ticket)
@@ -194,6 +223,7 @@ class EngineEnd(Reader):
         owner = lib.pp3_owner_add_thread(self.handle)
         if owner < 0:
             self._refused(owner)
+        self._threads.add(int(owner))
         return int(owner)
 
     def owner_dead(self, owner: int) -> int:
@@ -205,6 +235,7 @@ class EngineEnd(Reader):
         failed = lib.pp3_owner_dead(self.handle, owner)
         if failed < 0:
             self._refused(failed)
+        self._threads.discard(owner)
         return int(failed)
 
     def slot_reset(self, slot: int, generation: int, tokens: Any) -> None:
@@ -257,8 +288,7 @@ class EngineEnd(Reader):
         """Where the pages are; from the thread that claims."""
         why = ffi.new("struct pp3_why *")
         lib.pp3_why(self.handle, why)
-        owners = {i: n for i, n in enumerate(bytes(ffi.buffer(why.owner))) if n}
-        return Stats(why.free_pages, why.quarantined, owners)
+        return Stats(why.free_pages, why.quarantined, owners_of(why))
 
 
 class RankEnd(Reader):
@@ -311,7 +341,11 @@ class ProxyEnd(End):
         Whoever joins the thread calls ``engine.owner_dead(end.owner)``.
         """
         owner = engine.add_thread_owner()
-        return cls(engine.region, lib.pp3_bell_fd(engine.handle), owner)
+        try:
+            return cls(engine.region, lib.pp3_bell_fd(engine.handle), owner)
+        except BaseException:
+            engine.owner_dead(owner)  # nobody ever had it
+            raise
 
     def take(self) -> int | None:
         """The word of the next submitted round, which is now this proxy's, or None.

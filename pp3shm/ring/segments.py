@@ -13,11 +13,13 @@ from typing import Protocol
 import posix_ipc
 
 from pp3shm.errors import RegionError
+from pp3shm.ring.room import expect_room
 
 _MFD_NOEXEC_SEAL = 0x8  # Linux 6.3; os has no name for it yet
-_F_ADD_SEALS = 1033
+_F_ADD_SEALS, _F_GET_SEALS = 1033, 1034
 _F_SEAL_SEAL, _F_SEAL_SHRINK, _F_SEAL_GROW = 1, 2, 4
-_SHM = Path("/dev/shm")  # noqa: S108  # where Linux keeps POSIX names; no temp file
+_SEALS = _F_SEAL_SEAL | _F_SEAL_SHRINK | _F_SEAL_GROW
+SHM = Path("/dev/shm")  # noqa: S108  # where Linux keeps POSIX names; no temp file
 _CREATIONS = 16  # a sweeper in the way each time: somebody unlinks on purpose
 _NAME = re.compile(r"pp3shm-[0-9a-f]{32}-(control|slots|pages|failed|acks)")
 
@@ -61,6 +63,33 @@ def _allocate(name: str, fd: int, size: int) -> None:
         ) from error
 
 
+def expect_private(name: str, fd: int) -> None:
+    """Refuse a segment that somebody else could open, write or take away.
+
+    Args:
+        name: of the segment.
+        fd: a descriptor that another process gave, or that a name led to.
+
+    Raises:
+        RegionError: another user's, open to others by its mode, or a memfd that can
+            still be shrunk under its readers.
+    """
+    found = os.fstat(fd)
+    if found.st_uid != os.geteuid():
+        raise RegionError(
+            f"segment {name}", f"user {os.geteuid()}", f"user {found.st_uid}"
+        )
+    if found.st_mode & 0o077:
+        mode = f"mode {found.st_mode & 0o7777:04o}"
+        raise RegionError(f"segment {name}", "mode 0600", mode)
+    if os.readlink(f"/proc/self/fd/{fd}").startswith("/memfd:"):  # noqa: PTH115
+        seals = fcntl.fcntl(fd, _F_GET_SEALS)
+        if seals & _SEALS != _SEALS:
+            raise RegionError(
+                f"segment {name}", "a memfd sealed against shrinking", f"seals {seals}"
+            )
+
+
 class MemfdSegments:
     """Anonymous memory, sealed against shrinking and growing; goes with its last user.
 
@@ -72,13 +101,14 @@ class MemfdSegments:
     """
 
     def __init__(self, sizes: dict[str, int]) -> None:
+        expect_room(sum(sizes.values()))
         self.fds: dict[str, int] = {}
         try:
             for name, size in sizes.items():
                 self.fds[name] = fd = self._create(name)
+                os.fchmod(fd, 0o600)  # for whoever opens it below /proc
                 _allocate(name, fd, size)
-                seals = _F_SEAL_SHRINK | _F_SEAL_GROW | _F_SEAL_SEAL
-                fcntl.fcntl(fd, _F_ADD_SEALS, seals)
+                fcntl.fcntl(fd, _F_ADD_SEALS, _SEALS)
         except BaseException:
             self.close()
             raise
@@ -121,6 +151,7 @@ class PosixSegments:
 
     def __init__(self, sizes: dict[str, int]) -> None:
         sweep()
+        expect_room(sum(sizes.values()))
         self.fds: dict[str, int] = {}
         self.prefix = f"/pp3shm-{secrets.token_hex(16)}"
         self._named: list[str] = []
@@ -145,7 +176,7 @@ class PosixSegments:
             self._named.append(path)
             os.set_inheritable(fd, False)
             fcntl.flock(fd, fcntl.LOCK_EX)
-            if _still_named(path, fd):
+            if still_named(path, fd):
                 return
             # between creation and lock a sweeper took it for a dead one's
             self._named.pop()
@@ -209,18 +240,20 @@ def open_named(prefix: str, writable: dict[str, bool]) -> GivenSegments:
     return segments
 
 
-def _still_named(path: str, fd: int) -> bool:
+def still_named(path: str, fd: int) -> bool:
+    """Whether a name in /dev/shm is still that of this descriptor's inode."""
     try:
-        named = (_SHM / path.lstrip("/")).lstat()
+        named = (SHM / path.lstrip("/")).lstat()
     except FileNotFoundError:
         return False
     mine = os.fstat(fd)
     return (named.st_dev, named.st_ino) == (mine.st_dev, mine.st_ino)
 
 
-def _leftovers() -> Iterator[Path]:
+def leftovers() -> Iterator[Path]:
+    """What is named as a segment in /dev/shm, of the living and of the dead."""
     with contextlib.suppress(FileNotFoundError):
-        for entry in os.scandir(_SHM):
+        for entry in os.scandir(SHM):
             if _NAME.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
                 yield Path(entry.path)
 
@@ -231,8 +264,12 @@ def sweep() -> list[str]:
     Returns:
         The names taken away.
     """
-    swept = []
-    for path in _leftovers():
+    swept: list[str] = []
+    try:
+        found = list(leftovers())
+    except OSError:
+        return swept  # no descriptor to look with: whoever creates next does it
+    for path in found:
         try:
             fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
         except OSError:
@@ -240,7 +277,7 @@ def sweep() -> list[str]:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             # the lock is on an inode: unlink the name only while it still is this one
-            if _still_named(path.name, fd):
+            if still_named(path.name, fd):
                 path.unlink()
                 swept.append(path.name)
         except OSError:

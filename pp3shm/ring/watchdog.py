@@ -4,6 +4,7 @@ Python only starts and stops it: it holds no lock that the watchdog could wait f
 """
 
 import contextlib
+import functools
 import os
 import threading
 import weakref
@@ -116,6 +117,8 @@ class Watchdog:
         # holds the ring: its end may be closed while the thread still runs
         self._finalizer = weakref.finalize(self, _stop, watchdog, handle, fds)
         self._fds = fds
+        if argv is not None:
+            engine.pid_of_owner = functools.partial(_pid_of, weakref.ref(self))
         _RUNNING.add(self)
 
     def stats(self) -> WatchStats:
@@ -197,6 +200,15 @@ def _leave_forked_child() -> None:
 
 
 os.register_at_fork(after_in_child=_leave_forked_child)
+
+
+def _pid_of(watchdog: "weakref.ref[Watchdog]", owner: int) -> int | None:
+    """The process of an owner id, if it is the one that runs."""
+    alive = watchdog()
+    if alive is None:
+        return None
+    seen = alive.stats()
+    return seen.pid if seen.owner == owner and seen.pid else None
 
 
 def _strings(values: Sequence[str], keep: list[Any]) -> Any:

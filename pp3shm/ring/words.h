@@ -39,6 +39,7 @@ enum pp3_count_index {
     PP3_COUNT_FENCED = 59,     /* publications refused: the round had been failed */
     PP3_COUNT_SLEPT = 60,      /* futex sleeps */
     PP3_COUNT_LOST_WAKES = 61, /* sleeps that ran out beside a resolved word, unwoken */
+    PP3_COUNT_QUARANTINED = 62, /* pages there now; not a count, and the engine's alone */
 };
 
 /* Crash points, in the order of a round's life. */
@@ -138,6 +139,8 @@ struct pp3_engine {
     uint32_t free_count, held_count;
     int32_t behind;      /* why the last claim was refused: a rank, or -1 */
     uint64_t behind_ticket;
+    uint64_t *asked_ns;  /* [pages] when it was last claimed, for people only */
+    uint32_t told_count; /* of held_count, what the region's counter says */
     uint32_t all_attached;
     int nudge_fd;        /* eventfd the watchdog sleeps on */
     PP3_A64 wake_at_ns;  /* its next wake; 0: it is awake, or there is none */
@@ -163,11 +166,14 @@ struct pp3_ring {
     PP3_A64 bad_word;
 };
 
-/* Why the last claim was refused. */
+/* Why the last claim was refused, or (pp3_oldest) who holds the oldest round. */
 struct pp3_why {
     int32_t rank;    /* EBUSY, ENOTCONN: the rank; -1 a GPU stream */
     uint32_t quarantined, free_pages, owners; /* owners: how many hold pages */
     uint64_t ticket; /* EAGAIN, EBUSY: the round still in use */
+    uint64_t asked_ns; /* when that was claimed */
+    uint64_t held_ticket, held_asked_ns; /* the oldest round in quarantine, 0: none */
+    uint32_t held_owner;
     uint8_t owner[256]; /* pages in quarantine for each owner id, at most 255 */
 };
 
