@@ -40,9 +40,11 @@ from numpy.typing import NDArray
 from pp3shm import Engine, Profile, Row, Worker
 from pp3shm.layout.frames import Step, StepRow, encode_step
 from pp3shm.layout.reply import ReplyLayout
+from pp3shm.parts import Parts
 from pp3shm.proposal import reference
 from pp3shm.proposal.markov import Markov
 from pp3shm.proposal.proposal import Chains, propose_chain
+from pp3shm.reply import ReplyReader
 from pp3shm.ring.record import Shape
 from pp3shm.ring.region import Region
 from pp3shm.ring.ring import CAUSES, EngineEnd
@@ -316,7 +318,8 @@ def subjects(
     page = canned_page(slots)
     ring = ring_of(profile)
     proxy: Any = Answering(ring, page)
-    answered = Engine(profile, ring, proxy, None, spin_ns)
+    parts = Parts(ring, None, proxy, ReplyReader(profile, ring, spin_ns))
+    answered = Engine(profile, parts)
     stack.enter_context(answered)
     found.append(Rounds("ring, engine", "pipe", answered))
     ring = stack.enter_context(ring_of(profile))

@@ -111,7 +111,7 @@ class Modes:
         slots = len(page.status)
         self._status = page.status.tolist()
         self._mask = [0] * slots if page.mask is None else page.mask.tolist()
-        rounds = page.round.tolist()
+        rounds = np.asarray(page.round).tolist()  # of a Reply it is a plain number
         self._rounds = rounds if isinstance(rounds, list) else [rounds] * slots
 
     def of(self, request: Request) -> Mode:
