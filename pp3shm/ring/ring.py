@@ -65,6 +65,7 @@ class EngineEnd(Reader):
         )
         super().__init__(region, ring, error, 0, owns=True)
         self._request = self._requests()
+        self._first = region.addresses["pages"] + self._places.request_start
 
     def _refused(self, code: int, ticket: int = 0) -> NoReturn:
         why = ffi.new("struct pp3_why *")
@@ -142,9 +143,11 @@ class EngineEnd(Reader):
         Raises:
             Stale: the entry holds another round.
         """
-        if lib.pp3_request_of(self.handle, ticket) == ffi.NULL:
+        at = lib.pp3_request_of(self.handle, ticket)
+        if at == ffi.NULL:
             self._refused(-errno.ESTALE, ticket)
-        return self._request[self.word(ticket) >> 8 & 4095]
+        # by what was claimed here, never by the shared word: that may be spoiled
+        return self._request[int((at - self._first) // self._places.request_stride)]
 
     def submit(self, ticket: int) -> None:
         """The second half of ``step``: the round may be taken.
