@@ -1,7 +1,7 @@
 """Copies of the core's text with faults planted in it, each behind a switch.
 
-One copy holds every fault of a figure, so that it is compiled once: what an edit puts in
-asks `PP3_FAULT(number)`, and the program that is built over the copy chooses a number.
+One copy holds every fault of a figure, so that it is compiled once: what an edit puts
+in asks `PP3_FAULT(number)`, and the program built over the copy chooses a number.
 """
 
 import shutil

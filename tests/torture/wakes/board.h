@@ -103,6 +103,7 @@ static _Thread_local struct {
 } me;
 
 int pp3_fault;
+static unsigned longest_hold = 80; /* in pauses of the processor */
 
 static void add(enum count which, uint64_t n)
 {
@@ -134,7 +135,7 @@ static void hold_up(int point)
         (void)sched_yield();
         break;
     case 2: case 3: case 4: case 5: case 6: case 7: case 8: case 9:
-        for (unsigned i = draw(80); i > 0; i--)
+        for (unsigned i = draw(longest_hold); i > 0; i--)
             PP3_PAUSE();
         break;
     default:

@@ -272,6 +272,7 @@ static void claim_for_watchdog(void)
     uint64_t oldest = 1;
     int error;
 
+    longest_hold = 1000; /* as long as a whole turn of the watchdog */
     watchdog = pp3_watchdog_start(engine, &plan, &error);
     while (!enough(NUDGES)) {
         for (unsigned i = draw(draw(4) ? 100 : 3000); i > 0; i--)
