@@ -20,11 +20,11 @@ LAYOUT = ("layout/accept", "layout/page", "layout/step", "layout/crc")
 # Cases of a step: of the C core while nobody writes, a thread, a process, a writer that
 # is timed to the loads; of Python.
 CASES: dict[Form, tuple[int, int, int, int, int]] = {
-    "short": (2_000, 1_000, 1_000, 2_000, 150),
+    "short": (2_000, 1_000, 1_000, 2_000, 160),
     "medium": (5_000, 2_500, 2_500, 5_000, 400),
     "long": (15_000, 10_000, 10_000, 15_000, 1_000),
 }
-STEPS: dict[Form, int] = {"short": 2, "medium": 5, "long": 20}
+STEPS: dict[Form, int] = {"short": 1, "medium": 5, "long": 20}
 CASES_TO_FIND = 5_000
 LIMIT_S = 600
 WRITERS = (STILL, THREAD, PROCESS, BETWEEN)
@@ -124,7 +124,7 @@ def _plant(where: Path, fault: int, flipping: int) -> Batch:
     program = _program(where, switched=True)
     found = Batch(0, 0)
     for seed in range(5):  # each has another shape
-        found = _core(program, seed, CASES_TO_FIND, flipping, fault, 4)
+        found = _core(program, seed, CASES_TO_FIND, flipping, fault, 2)
         if found.bad:
             break
     return found
@@ -136,7 +136,7 @@ def _planted(name: str):
 
 
 def _planted_python(name: str):
-    return lambda _: _python(1, 400, name)
+    return lambda _: _python(1, 200, name)
 
 
 FIGURES = (
