@@ -7,6 +7,7 @@ WAIT, SLOTS, NOTE = "ring/wait.h", "ring/slots.c", "ring/note.c"
 WATCH, EXCHANGE = "ring/watch.h", "proxy/exchange.c"
 
 STILL, THREAD, PROCESS, BETWEEN = 0, 1, 2, 3
+ENDLESS = 11
 FAULTS = {
     # name: switch, who has to write meanwhile
     "a reader's page out of bounds": (1, STILL),
@@ -21,7 +22,7 @@ FAULTS = {
     "a length cut to 32 bits": (8, STILL),
     "offset and length added in 32 bits": (9, STILL),
     "a page freed that the word names": (10, STILL),
-    "a reader that tries for ever": (11, STILL),
+    "a reader that tries for ever": (ENDLESS, STILL),
     "a deadline that a hostile ticket escapes": (12, STILL),
 }
 

@@ -11,7 +11,15 @@ from pathlib import Path
 
 from torture import compiler, planted
 from torture.figure import CORE, Batch, Figure, Form
-from torture.hostile.faults import BETWEEN, EDITS, FAULTS, PROCESS, STILL, THREAD
+from torture.hostile.faults import (
+    BETWEEN,
+    EDITS,
+    ENDLESS,
+    FAULTS,
+    PROCESS,
+    STILL,
+    THREAD,
+)
 from torture.hostile.planted_python import PLANTS
 
 HERE = Path(__file__).resolve().parent
@@ -121,10 +129,12 @@ def _step(where: Path, index: int, form: Form) -> Batch:
 
 
 def _plant(where: Path, fault: int, flipping: int) -> Batch:
+    # Of a hang enough to be seen; elsewhere no slow machine may look like a find.
+    patience = 3 if fault == ENDLESS else PATIENCE_S
     program = _program(where, switched=True)
     found = Batch(0, 0)
     for seed in range(5):  # each has another shape
-        found = _core(program, seed, CASES_TO_FIND, flipping, fault, 2)
+        found = _core(program, seed, CASES_TO_FIND, flipping, fault, patience)
         if found.bad:
             break
     return found

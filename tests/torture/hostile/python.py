@@ -35,6 +35,8 @@ from pp3shm.proxy.state import SessionState
 from pp3shm.rank import Rank
 from pp3shm.reply import ReplyReader
 from pp3shm.ring.end import CAUSES
+from pp3shm.ring.record import PROXY, RANK, RECORD_BYTES, SEGMENTS
+from pp3shm.ring.region import Region
 from pp3shm.ring.ring import ProxyEnd, RankEnd
 from pp3shm.slots import Row
 from pp3shm.verify import Request, VerifyKeys, verify
@@ -92,7 +94,7 @@ class World:
         self.rank = Rank(PROFILE, RankEnd(self.region, rank=1), 0)
         self.proxy = ProxyEnd.thread(ring)
         self.board = Board(self.proxy)
-        self.views = {n: self.region.view(n) for n in ("control", "pages", "acks")}
+        self.views = {name: self.region.view(name) for name in SEGMENTS}
         self.entries = _entries_at(ring)
         self.ticket = 0
         self.calls = {"answered": 0, "refused": 0}
@@ -118,7 +120,10 @@ class World:
         """(segment, offset, whether it is a state word); any word that steers."""
         luck = self.luck
         entry = self.entries + 256 * luck.randrange(ROUNDS)
-        kind = luck.randrange(8)
+        kind = luck.randrange(10)
+        if kind >= 8:
+            name = ("slots", "failed")[kind - 8]
+            return name, 8 * luck.randrange(len(self.views[name]) // 8), False
         if kind < 3:
             return "control", entry, True
         if kind == 3:
@@ -253,6 +258,32 @@ class World:
         if still:
             self.ask(lambda: self.ring.cancel(ticket))
 
+    def attach(self):
+        """Any bytes in record and header: the region of our own shape, or none."""
+        luck, control = self.luck, self.views["control"]
+        role = luck.choice([PROXY, RANK])
+        record = bytearray(self.region.record_for(role, owner=3, rank=1))
+        saved = bytes(control[:256])
+        for data, times in ((record, luck.randrange(3)), (control, luck.randrange(2))):
+            for _ in range(times):
+                at = 4 * luck.randrange(RECORD_BYTES // 4)
+                struct.pack_into("<I", data, at, luck.choice(EDGES) & 0xFFFFFFFF)
+        fds = self.region.share(role)
+        region = self.ask(lambda: Region.attach(bytes(record), fds))
+        control[:256] = saved
+        if region is None:
+            return
+        ours, theirs = (_shape_of(r) for r in (self.region, region))
+        assert ours == theirs, "another shape that was let in"
+        if region.record.role == RANK:
+            end = self.ask(lambda: RankEnd(region))
+            if end is not None:
+                self.ask(lambda: end.release(max(1, self.ticket)))
+        else:
+            end = self.ask(lambda: ProxyEnd(region, -1))
+            assert end is None or end.owner <= 255, "an owner out of bounds"
+        region.close()
+
     def look(self):
         """What only looks."""
         for call in (self.engine.stats, self.ring.counters, self.ring.stats):
@@ -291,12 +322,18 @@ class World:
             self.ask(lambda: self.ring.resolve(max(1, self.ticket), cause))
             self.ask(lambda: self.engine.cancel(self.ticket))
         self.ask(lambda: self.engine.commit(0, [self.luck.randrange(VOCAB)]))
+        if self.luck.random() < 0.3:
+            self.attach()
         self.look()
 
 
 def address(view):
     """Where a view begins."""
     return ffi.cast("uint8_t *", ffi.from_buffer(view))
+
+
+def _shape_of(region):
+    return bytes(ffi.buffer(ffi.addressof(region.shape)))
 
 
 def _entries_at(ring):

@@ -36,7 +36,7 @@ MOST_BYTES = 4 << 20
 late one of each is no leak. A page of 64 KiB a kill, or 100 bytes a round, is far more
 in ten minutes; what the shorter forms can see is less fine."""
 LEAST_SAMPLES = 5
-LIMIT_S = 30.0  # a watchdog for a session or a rest, not a promise
+LIMIT_S = 120.0  # a watchdog for a session or a rest, not a promise
 
 
 def worker_process():
