@@ -28,11 +28,11 @@ LAYOUT = ("layout/accept", "layout/page", "layout/step", "layout/crc")
 # Cases of a step: of the C core while nobody writes, a thread, a process, a writer that
 # is timed to the loads; of Python.
 CASES: dict[Form, tuple[int, int, int, int, int]] = {
-    "short": (2_000, 1_000, 1_000, 2_000, 160),
-    "medium": (5_000, 2_500, 2_500, 5_000, 400),
-    "long": (15_000, 10_000, 10_000, 15_000, 1_000),
+    "short": (2_500, 500, 500, 2_500, 160),
+    "medium": (8_000, 1_500, 1_500, 8_000, 400),
+    "long": (18_000, 2_000, 2_000, 18_000, 600),
 }
-STEPS: dict[Form, int] = {"short": 1, "medium": 5, "long": 20}
+STEPS: dict[Form, int] = {"short": 1, "medium": 5, "long": 25}
 CASES_TO_FIND = 5_000
 LIMIT_S = 600
 WRITERS = (STILL, THREAD, PROCESS, BETWEEN)
