@@ -13,8 +13,10 @@ FAULTS = {
     "a reader's page out of bounds": (1, STILL),
     "a proxy's page out of bounds": (2, STILL),
     "a state word loaded twice": (3, BETWEEN),
-    "the same, beside a thread": (3, THREAD),
     "a slot's length loaded twice": (4, BETWEEN),
+    # Of the three this one has the widest window: another writer that is not timed to
+    # the loads hits it on a busy machine too.
+    "the same, beside a thread": (4, THREAD),
     "the same, beside a process": (4, PROCESS),
     "a request checked where it stands": (5, BETWEEN),
     "rounds taken from the header": (6, STILL),

@@ -31,6 +31,7 @@ from pp3shm.layout.reply import ReplyLayout
 from pp3shm.layout.tables import Status
 from pp3shm.parts import Choices, Parts, _make_ring
 from pp3shm.proxy.board import Board
+from pp3shm.proxy.counters import INDEX
 from pp3shm.proxy.state import SessionState
 from pp3shm.rank import Rank
 from pp3shm.reply import ReplyReader
@@ -44,6 +45,7 @@ from pp3shm.verify import Request, VerifyKeys, verify
 VOCAB, ROUNDS, CASES_OF_A_REGION = 64, 4, 8
 PROFILE = Profile.sampled(vocab=VOCAB, depth=4, max_slots=2, max_positions=64)
 LAYOUT = ReplyLayout(PROFILE.max_slots, PROFILE.depth, sampled=True)
+COUNTERS = 384  # where the header's counters stand: words.h
 EDGES = [0, 1, 2, 3, 7, 8, 31, 32, 63, 64, 2**31 - 1, 2**31, 2**32 - 1, 2**40 - 1]
 EDGES += [2**40, 2**63 - 1, 2**63, 2**64 - 1, 0x7FC00000, 0x7F800000, 0xBF800000]
 
@@ -95,7 +97,8 @@ class World:
         self.proxy = ProxyEnd.thread(ring)
         self.board = Board(self.proxy)
         self.views = {name: self.region.view(name) for name in SEGMENTS}
-        self.entries = _entries_at(ring)
+        self.entries = int(lib.pp3_state_offset(ring.handle, ROUNDS))  # of entry 0
+        self.session_state = COUNTERS + 8 * INDEX["session_state"]
         self.ticket = 0
         self.calls = {"answered": 0, "refused": 0}
         self.classes = set()
@@ -129,7 +132,8 @@ class World:
         if kind == 3:
             return "control", entry + luck.choice([8, 16, 128]), False
         if kind == 4:
-            return "control", 8 * luck.randrange(self.entries // 8), False
+            places = [self.session_state, 8 * luck.randrange(self.entries // 8)]
+            return "control", luck.choice(places), False
         if kind == 5:
             return "acks", 8 * luck.randrange(len(self.views["acks"]) // 8), False
         inside = 0 if kind == 6 else 8 * luck.randrange(LAYOUT.size // 8)
@@ -140,7 +144,7 @@ class World:
         stride = len(self.views["pages"]) // (2 * ROUNDS) // 4096 * 4096
         return stride * self.luck.randrange(2 * ROUNDS)
 
-    def value(self, present, is_state):
+    def value(self, present, *, is_state):
         """Something else than what stands there."""
         luck = self.luck
         if luck.random() < 0.25:
@@ -158,7 +162,9 @@ class World:
         for _ in range(times):
             name, at, is_state = self.places()
             (present,) = struct.unpack_from("<Q", views[name], at)
-            struct.pack_into("<Q", views[name], at, self.value(present, is_state))
+            struct.pack_into(
+                "<Q", views[name], at, self.value(present, is_state=is_state)
+            )
 
     def flip(self, views):
         """Between what stood there and something hostile, fast, for ever."""
@@ -167,7 +173,7 @@ class World:
             if self.luck.random() < 0.5:
                 name, at, is_state = "pages", self.page_at(), False
             (present,) = struct.unpack_from("<Q", views[name], at)
-            other = self.value(present, is_state)
+            other = self.value(present, is_state=is_state)
             for _ in range(40):
                 struct.pack_into("<Q", views[name], at, other)
                 struct.pack_into("<Q", views[name], at, present)
@@ -249,7 +255,9 @@ class World:
         if ticket is None:
             return
         if self.luck.random() < 0.5:
-            self.spoil(self.views, 2)
+            at, control = self.entries + 256 * (ticket % ROUNDS), self.views["control"]
+            (present,) = struct.unpack_from("<Q", control, at)
+            struct.pack_into("<Q", control, at, self.value(present, is_state=True))
         view = self.ask(lambda: self.ring.request(ticket))
         assert view is None or address(view) == lib.pp3_request_of(
             self.ring.handle, ticket
@@ -334,11 +342,6 @@ def address(view):
 
 def _shape_of(region):
     return bytes(ffi.buffer(ffi.addressof(region.shape)))
-
-
-def _entries_at(ring):
-    """Bytes before the first entry; entry 0 is the home of the tickets ROUNDS, ..."""
-    return int(lib.pp3_state_offset(ring.handle, ROUNDS))
 
 
 def good_page(ticket, luck):
