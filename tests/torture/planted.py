@@ -5,13 +5,17 @@ in asks `PP3_FAULT(number)`, and the program built over the copy chooses a numbe
 """
 
 import shutil
-from collections.abc import Iterable
+import threading
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from torture import compiler
 from torture.figure import CORE
 
 FOLDERS = ("ring", "layout", "proxy")
+_building = threading.Lock()
+_built: set[Path] = set()
 _SWITCH = "extern int pp3_fault;\n#define PP3_FAULT(n) (pp3_fault == (n))\n"
 
 
@@ -59,4 +63,35 @@ def copy(target: Path, edits: Iterable[Edit]) -> Path:
     text = first.read_text(encoding="utf-8")
     mark = "#define PP3_ATOMICS_H\n"
     first.write_text(text.replace(mark, mark + _SWITCH), encoding="utf-8")
+    return target
+
+
+def program(
+    where: Path,
+    driver: Path,
+    parts: Sequence[str],
+    edits: Sequence[Edit],
+    *flags: str,
+    switched: bool,
+) -> Path:
+    """A driver over the core's own text, or over a copy with the faults in it.
+
+    Args:
+        where: To build in.
+        driver: Its C file.
+        parts: Sources of the core, "ring/ring", that it is linked with.
+        edits: The faults.
+        flags: For the compiler.
+        switched: Over the copy.
+
+    Returns:
+        The program; built once in a run, and never taken over from another one.
+    """
+    target = where / f"{driver.stem}{'-switched' * switched}"
+    with _building:
+        if target not in _built:
+            root = copy(where / "text", edits) if switched else CORE
+            sources = [driver, *(root / f"{part}.c" for part in parts)]
+            compiler.build(target, sources, *flags, include=root)
+            _built.add(target)
     return target

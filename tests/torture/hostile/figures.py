@@ -6,11 +6,10 @@ package: nothing is repaired, and nothing outside the region's own bounds is eve
 
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 from torture import compiler, planted
-from torture.figure import CORE, Batch, Figure, Form
+from torture.figure import Batch, Figure, Form
 from torture.hostile.faults import (
     BETWEEN,
     EDITS,
@@ -23,8 +22,16 @@ from torture.hostile.faults import (
 from torture.hostile.planted_python import PLANTS
 
 HERE = Path(__file__).resolve().parent
-PARTS = ("ring/atomics", "ring/ring", "ring/watchdog")
-LAYOUT = ("layout/accept", "layout/page", "layout/step", "layout/crc")
+DRIVER = HERE / "hostile.c"
+PARTS = (
+    "ring/atomics",
+    "ring/ring",
+    "ring/watchdog",
+    "layout/accept",
+    "layout/page",
+    "layout/step",
+    "layout/crc",
+)
 # Cases of a step: of the C core while nobody writes, a thread, a process, a writer that
 # is timed to the loads; of Python.
 CASES: dict[Form, tuple[int, int, int, int, int]] = {
@@ -37,20 +44,12 @@ CASES_TO_FIND = 5_000
 LIMIT_S = 600
 WRITERS = (STILL, THREAD, PROCESS, BETWEEN)
 PATIENCE_S = 60  # of 64 cases, in which a hang is one
-_building = threading.Lock()
 
 
 def _program(where: Path, *, switched: bool) -> Path:
-    with _building:
-        program = where / ("switched" if switched else "hostile")
-        if program.exists():
-            return program
-        root = planted.copy(where / "text", EDITS) if switched else CORE
-        parts = [root / f"{name}.c" for name in (*PARTS, *LAYOUT)]
-        flags = compiler.SANITIZED
-        return compiler.build(
-            program, [HERE / "hostile.c", *parts], *flags, include=root
-        )
+    return planted.program(
+        where, DRIVER, PARTS, EDITS, *compiler.SANITIZED, switched=switched
+    )
 
 
 def _run(command: list[str], what: str) -> tuple[list[int], Batch | None]:

@@ -3,8 +3,8 @@
  * usage: hostile SEED FIRST CASES FLIPPING FAULT SECONDS
  *
  * A case is a region with some rounds behind it, then operations of all roles in any
- * order, with hostile words written between them (FLIPPING 0), or all the while by another
- * thread (1) or another process (2), or by one that is timed to the loads themselves (3).
+ * order, with hostile words written between them (FLIPPING 0), or all the while by
+ * another thread (1), another process (2), or one that is timed to the loads (3).
  * Case K of a seed is always the same but for the timing of 1 and 2. Built with the
  * address and undefined-behaviour sanitizers.
  * Prints the operations tried; says `wrong:` and where, and ends with 1, otherwise. */
@@ -15,7 +15,8 @@ static uint64_t tried[OPERATIONS], attached, refused;
 /* ---- attach records --------------------------------------------------------------- */
 
 /* Everything an end of this shape may touch lies within the bytes of its record. */
-static void reaches_not_outside(const struct pp3_ring *r, const struct pp3_record *record,
+static void reaches_not_outside(const struct pp3_ring *r,
+                                const struct pp3_record *record,
                                 const struct pp3_parts *parts)
 {
     const struct pp3_shape *s = &record->shape;
@@ -33,8 +34,10 @@ static void reaches_not_outside(const struct pp3_ring *r, const struct pp3_recor
     must(r->page_stride >= r->page_bytes && r->request_stride >= r->request_bytes &&
              r->pages * (r->page_stride + r->request_stride) <= s->bytes[2], "pages");
     must(r->failed_stride >= r->failed_bytes && r->failed_bytes >= r->head_bytes &&
-             r->rounds * (uint64_t)PP3_CAUSES * r->failed_stride <= s->bytes[3], "failed");
-    must(r->ack_words >= r->rounds && r->ranks * r->ack_words * 8 <= s->bytes[4], "acks");
+             r->rounds * (uint64_t)PP3_CAUSES * r->failed_stride <= s->bytes[3],
+         "failed");
+    must(r->ack_words >= r->rounds && r->ranks * r->ack_words * 8 <= s->bytes[4],
+         "acks");
 }
 
 static uint8_t *largest; /* a control segment as large as any record can have it */
@@ -77,7 +80,8 @@ static struct pp3_ring *attach(uint32_t owner)
 
     pp3_record_fill(&record, &world.shape);
     record.owner = owner;
-    r = pp3_ring_attach(&record, &world.parts, owner ? world.engine->bell_fd : -1, &error);
+    r = pp3_ring_attach(&record, &world.parts, owner ? world.engine->bell_fd : -1,
+                        &error);
     must(r != 0, "an end of a good record");
     return r;
 }
@@ -185,7 +189,8 @@ static void set_up(uint64_t seed, enum flipping flipping)
     uint8_t **part[5] = {&world.parts.control, &world.parts.slots, &world.parts.pages,
                          &world.parts.failed, &world.parts.acks};
 
-    side = mmap(0, sizeof *side, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    side = mmap(0, sizeof *side, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS,
+                -1, 0);
     luck = world.seed = seed;
     world.flipping = flipping;
     world.layout = (struct pp3_layout){64, 4, 2, 64, 1, 0};

@@ -145,7 +145,8 @@ static uint64_t state_word(uint64_t present)
     uint32_t state = pp3_state(present), owner = pp3_owner_of(present);
 
     if (draw(3) == 0)
-        t = draw(4) == 0 ? boundary() : t + (draw(5) - 2) * (draw(2) ? 1 : world.shape.rounds);
+        t = draw(4) == 0 ? boundary()
+                         : t + (draw(5) - 2) * (draw(2) ? 1 : world.shape.rounds);
     if (draw(3) == 0)
         page = draw(3) == 0 ? draw(4096) : world.shape.pages + draw(3) - 1;
     if (draw(2) == 0)
@@ -249,15 +250,14 @@ static int shared(const volatile void *at)
 
 static int is_state_at(const volatile void *at)
 {
-    uintptr_t from = (uintptr_t)at - (uintptr_t)world.parts.control;
+    uint8_t *entries = world.parts.control + sizeof(struct pp3_header);
 
-    return from >= sizeof(struct pp3_header) &&
-           from < sizeof(struct pp3_header) + world.shape.rounds * sizeof(struct pp3_entry) &&
-           (from - sizeof(struct pp3_header)) % sizeof(struct pp3_entry) == 0;
+    return inside(at, entries, world.shape.rounds * sizeof(struct pp3_entry)) &&
+           ((uintptr_t)at - (uintptr_t)entries) % sizeof(struct pp3_entry) == 0;
 }
 
-/* BETWEEN: a writer that is timed to the very load, so that what is loaded twice differs.
- * THREAD, PROCESS: the other one is told where to write, and sometimes given the time. */
+/* BETWEEN: a writer that is timed to the very load: what is loaded twice differs.
+ * THREAD, PROCESS: the other is told where to write, and sometimes given the time. */
 static void before_load(volatile void *at, size_t bytes)
 {
     if (world.flipping == STILL || !shared(at))

@@ -8,14 +8,14 @@ real and its minutes are: the whole stack in its processes (load.py).
 import json
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 from torture import compiler, planted
-from torture.figure import CORE, Batch, Figure, Form
+from torture.figure import Batch, Figure, Form
 from torture.soak.faults import EDITS, FAULTS
 
 HERE = Path(__file__).resolve().parent
+DRIVER = HERE / "soak.c"
 PARTS = ("ring/atomics", "ring/ring", "ring/slots")
 DAY = 86_400
 # The simulated seconds of the first steps, and the real ones of the last.
@@ -26,17 +26,10 @@ SIMULATED: dict[Form, tuple[int, ...]] = {
 }
 REAL: dict[Form, int] = {"short": 2, "medium": 30, "long": 600}
 LIMIT_S = 1_200
-_building = threading.Lock()
 
 
 def _program(where: Path, *, switched: bool) -> Path:
-    with _building:
-        program = where / ("switched" if switched else "soak")
-        if program.exists():
-            return program
-        root = planted.copy(where / "text", EDITS) if switched else CORE
-        parts = [root / f"{name}.c" for name in PARTS]
-        return compiler.build(program, [HERE / "soak.c", *parts], "-O2", include=root)
+    return planted.program(where, DRIVER, PARTS, EDITS, "-O2", switched=switched)
 
 
 def _run(command: list[str], tried: int) -> tuple[str, Batch | None]:

@@ -169,7 +169,8 @@ static void be_proxy(void)
         for (int i = 0; i < process.n_taken; i++)
             process.next_ns = pp3_least(process.next_ns, process.due_ns[i]);
         if (!pausing && draw(300) == 0) /* some for longer than all pages last */
-            process.stopped_until_ns = now + (draw(8) ? some(60 * MS) : some(4 * SECOND));
+            process.stopped_until_ns =
+                now + (draw(8) ? some(60 * MS) : some(4 * SECOND));
     }
 }
 
@@ -287,7 +288,8 @@ static void happen(void)
 static int simulated_ppoll(struct pollfd *set, nfds_t n, const struct timespec *timeout,
                            const sigset_t *mask)
 {
-    uint64_t until = now + (uint64_t)timeout->tv_sec * SECOND + (uint64_t)timeout->tv_nsec;
+    uint64_t until =
+        now + (uint64_t)timeout->tv_sec * SECOND + (uint64_t)timeout->tv_nsec;
     int ready;
 
     (void)mask;
@@ -317,7 +319,8 @@ static void set_up(void)
     for (int i = 0; i < 5; i++)
         *part[i] = mmap(0, shape.bytes[i], PROT_READ | PROT_WRITE,
                         MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    engine = rank[0] = pp3_ring_create(&shape, &parts, (const uint8_t *)templates, &error);
+    engine = pp3_ring_create(&shape, &parts, (const uint8_t *)templates, &error);
+    rank[0] = engine;
     pp3_record_fill(&record, &shape);
     rank[1] = pp3_ring_attach(&record, &parts, -1, &error);
     must(engine && rank[1] && pp3_rank_attach(engine, 1, self) == 0, "no region");

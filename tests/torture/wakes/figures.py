@@ -6,16 +6,22 @@ off the processor for more than 20 us between its swap and its wake.
 """
 
 import subprocess
-import threading
 from pathlib import Path
 
 from torture import compiler, planted
-from torture.figure import CORE, Batch, Figure, Form
+from torture.figure import Batch, Figure, Form
 from torture.wakes.faults import EDITS, FAULTS
 
 DRIVER = Path(__file__).with_name("wakes.c")
-PARTS = ("ring/atomics", "ring/ring", "ring/slots")
-LAYOUT = ("layout/accept", "layout/page", "layout/step", "layout/crc")
+PARTS = (
+    "ring/atomics",
+    "ring/ring",
+    "ring/slots",
+    "layout/accept",
+    "layout/page",
+    "layout/step",
+    "layout/crc",
+)
 # What a step tries in each play: waits, or sleeps of the watchdog. The watchdog's take
 # the longest, since it sleeps to each deadline before it can be nudged again.
 PLAYS = ("processes", "threads", "bell", "nudge")
@@ -26,17 +32,10 @@ TRIES: dict[Form, tuple[int, ...]] = {
 }
 BAD = ("lost", "bell_lost", "nudge_lost", "wrong")
 LIMIT_S = 300
-_building = threading.Lock()
 
 
 def _program(where: Path, *, switched: bool) -> Path:
-    with _building:
-        program = where / ("switched" if switched else "wakes")
-        if program.exists():
-            return program
-        root = planted.copy(where / "text", EDITS) if switched else CORE
-        parts = [root / f"{name}.c" for name in (*PARTS, *LAYOUT)]
-        return compiler.build(program, [DRIVER, *parts], "-O2", include=root)
+    return planted.program(where, DRIVER, PARTS, EDITS, "-O2", switched=switched)
 
 
 def _play(program: Path, play: str, seed: int, tries: int, fault: int) -> Batch:
