@@ -35,7 +35,7 @@ _STATE = "        *word = PP3_LOAD(&n->state, acquire /* E2 */);\n        if ((l
 _BELL = "    PP3_STORE(&pp3_entry_of(r, t)->bell, t, release /* E1 */);\n"
 _PROXIES = "    if (PP3_LOAD(&r->header->work_waiters, relaxed) != 0) {\n"
 _PREPARE = "    pp3_work_prepare(r);\n    wake = pp3_work_pending(r) ?"
-_CLAIM = "    PP3_STORE(&r->entries[e].state, g->claimed[e], release /* E6 */);\n"
+_CLAIM = "    t = g->next;\n    e = (uint32_t)(t % r->rounds);\n"
 _NUDGE = "    if (deadline_ns < PP3_LOAD(&g->wake_at_ns, relaxed))\n"
 _ANNOUNCE = "    PP3_STORE(&r->engine->wake_at_ns, now + PP3_IDLE_NS, relaxed);"
 _EXPIRE = "    return pp3_expire(r, now);\n}\n\n/* It sleeps"

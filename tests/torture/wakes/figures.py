@@ -82,7 +82,7 @@ def _step(where: Path, index: int, form: Form) -> Batch:
 def _plant(where: Path, fault: int, play: str) -> Batch:
     program = _program(where, switched=True)
     found = Batch(0, 0)
-    for seed in range(8):  # until it shows
+    for seed in range(24):  # until it shows
         found = _play(program, play, seed, 20_000 if play != "nudge" else 4_000, fault)
         if found.bad:
             break
