@@ -71,12 +71,13 @@ class Reply:
         views: ReplyViews,
         release: Callable[[int], None],
         *,
+        ticket: int,
         place: int,
         failed: int,
         trace: Trace | None,
         stale: Iterable[int],
     ) -> None:
-        self.round = int(views.round)
+        self.round = ticket  # the page was compared with it, and is not read again
         self.stale = tuple(stale)
         self.status: NDArray[np.int32] = views.status.copy()
         for slot in self.stale:
@@ -139,12 +140,14 @@ class ReplyReader:
         found = self._end.wait(ticket, limit_ns=limit, spin_ns=self._spin_ns)
         place = found.place + (self._first_failed if found.status else 0)
         views = self._views[place]
-        if int(views.round) != ticket:
+        shown = int(views.round)  # loaded once: whoever maps the page may write it
+        if shown != ticket:
             release(ticket)
-            raise RegionError("page round", ticket, int(views.round))
+            raise RegionError("page round", ticket, shown)
         return Reply(
             views,
             release,
+            ticket=ticket,
             place=place,
             failed=found.status,
             trace=None if found.status else self._trace(found.place),

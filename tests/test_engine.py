@@ -12,6 +12,7 @@ from pp3shm.errors import (
     FrameError,
     LinkError,
     ProfileError,
+    RegionError,
     RingError,
     Stale,
 )
@@ -100,6 +101,32 @@ def test_several_rounds_are_in_flight_and_each_draws_anew(engine):
             assert ticket == reply.round
             drafts.append(tuple(reply.tokens[0].tolist()))
     assert len(set(drafts)) > 1
+
+
+class Changing:
+    """A round in a page that somebody else writes: another one at each look."""
+
+    def __init__(self, first):
+        self.looks = iter(range(first, first + 1000))
+
+    def __int__(self):
+        return next(self.looks)
+
+
+def test_a_reply_is_of_its_ticket_whatever_the_page_says_a_moment_later(engine):
+    """The page's round is looked at once: what was compared is what is released."""
+    engine.reset(0, [1])
+    for _ in range(3 * engine.rounds_in_flight):
+        ticket = step(engine, [Row(0)])
+        with engine.reply(ticket) as reply:
+            place = reply.place
+            views = engine._reader._views[place]
+            engine._reader._views[place] = views._replace(round=Changing(ticket))
+            assert engine.reply(ticket).round == ticket
+            engine._reader._views[place] = views._replace(round=Changing(ticket + 5))
+            with pytest.raises(RegionError, match=f"found {ticket + 5}$"):
+                engine.reply(ticket)
+            engine._reader._views[place] = views
 
 
 def test_a_full_ring_refuses_and_names_the_round(engine):

@@ -586,6 +586,18 @@ def test_a_hostile_resolved_word_is_an_error_that_names_it(
         engine.outcome(word)
 
 
+@pytest.mark.parametrize("word", [0, 1 << 24 | 1 << 8, 2**64 - 1])
+def test_the_place_of_a_request_is_never_taken_from_the_shared_word(engine, word):
+    """A page of another round, or of none: the engine writes where it claimed."""
+    for ticket in (1, 2):
+        assert engine.claim(FAR) == ticket
+        before = engine.request(ticket)
+        at = lib.pp3_state_offset(engine.handle, ticket)
+        engine.region.view("control")[at : at + 8] = word.to_bytes(8, "little")
+        assert engine.request(ticket) is before
+    assert engine.request(1) is not engine.request(2)
+
+
 @pytest.mark.parametrize(
     "word", [1 << 24 | 1 << 20 | 4 << 8, 2 << 24 | 1 << 20, 2**64 - 1]
 )

@@ -69,6 +69,7 @@ class EngineEnd(Reader):
         )
         super().__init__(region, ring, error, 0, owns=True)
         self._request = self._requests()
+        self._first = region.addresses["pages"] + self._places.request_start
         self._threads: set[int] = set()
         self.pid_of_owner: Callable[[int], int | None] = lambda _owner: None
         """Set by whoever starts proxy processes; for the words of an error only."""
@@ -171,9 +172,11 @@ class EngineEnd(Reader):
         Raises:
             Stale: the entry holds another round.
         """
-        if lib.pp3_request_of(self.handle, ticket) == ffi.NULL:
+        at = lib.pp3_request_of(self.handle, ticket)
+        if at == ffi.NULL:
             self._refused(-errno.ESTALE, ticket)
-        return self._request[self.word(ticket) >> 8 & 4095]
+        # by what was claimed here, never by the shared word: that may be spoiled
+        return self._request[int((at - self._first) // self._places.request_stride)]
 
     def submit(self, ticket: int) -> None:
         """The second half of ``step``: the round may be taken.
