@@ -1,0 +1,219 @@
+"""Builds and runs the C core's test program: `c/*.c` and every C part of the package.
+
+The product's files are compiled as they are, beside the tests, with two aids from the
+compiler's command line: `c/step.h` names its crash points, and the linker leads the
+calls of `c/faults.c` through a wrapper that can make them fail.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from pp3shm._core_build import PARTS
+from torture.compiler import BASE
+from torture.figure import CORE, CORES
+from torture.core import known
+
+HERE = Path(__file__).resolve().parent / "c"
+STRICT = (
+    "-Wall", "-Wextra", "-Wpedantic", "-Wconversion", "-Wshadow", "-Werror",
+    "-Wno-overlength-strings",
+)  # fmt: skip
+AARCH64 = "aarch64-linux-gnu-gcc"
+QEMU = "qemu-aarch64-static"
+PATIENCE = 300  # seconds of one run, then it hangs
+LAST = re.compile(
+    r"^(\d+) tests, (\d+) bad, (\d+) tries, crc path (-?\d+), scan path (-?\d+)$"
+)
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one run of the program printed.
+
+    Attributes:
+        code: Its exit status; None: it did not end in time.
+        names: The sentences of its tests, in order.
+        bad: The lines of those that failed.
+        tests: How many it says it ran.
+        tries: How many tries its tests made, one or more each.
+        crc_path: Of `enum pp3_crc_path`.
+        output: All of it, standard error behind.
+    """
+
+    code: int | None
+    names: tuple[str, ...]
+    bad: tuple[str, ...]
+    tests: int
+    tries: int
+    crc_path: int
+    output: str
+
+    @property
+    def first(self) -> str:
+        """What is wrong, in a line, or nothing."""
+        if self.code == 0 and not self.bad and self.tests == len(self.names) > 0:
+            return ""
+        if self.bad:
+            return self.bad[0]
+        ended = "hung" if self.code is None else f"status {self.code}"
+        last = self.names[-1] if self.names else "the start"
+        return f"{ended} after '{last}': {report(self.output)}"
+
+
+def report(output: str) -> str:
+    """The line in which a sanitizer says what it saw, else the last one."""
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    said = [line for line in lines if "Sanitizer" in line or "runtime error" in line]
+    return (said or lines or [""])[0 if said else -1][:200]
+
+
+def wrapped() -> list[str]:
+    """The calls that faults.c stands before."""
+    text = (HERE / "faults.c").read_text(encoding="utf-8")
+    return re.findall(r"^PROTOTYPE\([^,]*,\s*(\w+)", text, re.MULTILINE)
+
+
+def sources(core: Path) -> list[Path]:
+    """The C files of the package, in a tree that may be a copy."""
+    return [core / f"{part}.c" for part in PARTS]
+
+
+def _compile(command: Sequence[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)}\n{done.stderr[:4000]}")
+
+
+def build(
+    where: Path,
+    *flags: str,
+    compiler: str = "gcc",
+    core: Path = CORE,
+    link: Iterable[str] = (),
+) -> Path:
+    """Compiles the program, each file by itself, and links it.
+
+    Args:
+        where: A directory of this build's own.
+        flags: Added to BASE.
+        compiler: Its name.
+        core: The package, or a copy of its C files.
+        link: Added where it is linked.
+
+    Returns:
+        The program.
+
+    Raises:
+        RuntimeError: The compiler refused; its words.
+    """
+    where.mkdir(parents=True, exist_ok=True)
+    files = [*sorted(HERE.glob("*.c")), *sources(core)]
+    files.append(known.write(where / "known.c"))
+    common = [compiler, *BASE, *flags, *STRICT, f"-I{core}", f"-I{HERE}", "-pthread"]
+    common += ["-include", str(HERE / "step.h")]
+    objects = [where / f"{path.parent.name}-{path.stem}.o" for path in files]
+    commands = [
+        [*common, "-c", str(path), "-o", str(target)]
+        for path, target in zip(files, objects, strict=True)
+    ]
+    with ThreadPoolExecutor(CORES) as pool:
+        list(pool.map(_compile, commands))
+    program = where / "core"
+    wraps = [f"-Wl,--wrap={name}" for name in wrapped()]
+    _compile(
+        [compiler, *flags, *map(str, objects), "-o", str(program), "-pthread",
+         *wraps, *link, "-lm"]
+    )  # fmt: skip
+    return program
+
+
+def run(
+    program: Path,
+    *arguments: str,
+    before: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
+    patience: float = PATIENCE,
+) -> Run:
+    """Runs it; a run that hangs is ended, and its code is None.
+
+    Args:
+        program: From `build`.
+        arguments: Its options.
+        before: Words that stand before it, as an emulator.
+        environment: Added to this process's.
+        patience: Seconds.
+
+    Returns:
+        What it printed.
+    """
+    command = [*before, str(program), *arguments]
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        env={**os.environ, **(environment or {})},
+    ) as process:
+        try:
+            output, errors = process.communicate(timeout=patience)
+            code: int | None = process.returncode
+        except subprocess.TimeoutExpired:
+            process.kill()
+            output, errors = process.communicate()
+            code = None
+    return parsed(output, errors, code)
+
+
+def parsed(output: str, errors: str, code: int | None) -> Run:
+    """The program's lines, read."""
+    lines = output.splitlines()
+    ran = [line for line in lines if line.startswith(("ok  ", "BAD "))]
+    names = tuple(re.sub(r" \(\d+\)$|: [^:]*:\d+: .*$", "", line[4:]) for line in ran)
+    bad = tuple(line for line in ran if line.startswith("BAD "))
+    last = LAST.match(lines[-1]) if lines else None
+    tests, _, tries, crc_path, _ = map(int, last.groups()) if last else (0, 0, 0, -1, 0)
+    return Run(code, names, bad, tests, tests + tries, crc_path, output + errors)
+
+
+def copy(target: Path) -> Path:
+    """The package's C files, to be changed.
+
+    Args:
+        target: A directory; what stands there is replaced.
+
+    Returns:
+        It.
+    """
+    shutil.rmtree(target, ignore_errors=True)
+    for path in CORE.rglob("*.[ch]"):
+        to = target / path.relative_to(CORE)
+        to.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, to)
+    return target
+
+
+def replace(core: Path, file: str, old: str, new: str) -> None:
+    """Changes one place of a copy.
+
+    Args:
+        core: From `copy`.
+        file: As "ring/words.h".
+        old: Text that is there exactly once.
+        new: What it becomes.
+
+    Raises:
+        ValueError: It is not there exactly once.
+    """
+    path = core / file
+    text = path.read_text(encoding="utf-8")
+    if text.count(old) != 1:
+        message = f"{text.count(old)} places in {file} for: {old}"
+        raise ValueError(message)
+    path.write_text(text.replace(old, new), encoding="utf-8")

@@ -1,0 +1,145 @@
+"""Figure 12: the test program under ThreadSanitizer, and under ASan with UBSan.
+
+All threads use one mapping of a region. ThreadSanitizer knows memory by its address, so
+a race between two views of one memory is none to it; `--views 2` gives every end a view
+of its own, and the planted race is then silent. tests/test_core_c.py shows it.
+"""
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from torture.compiler import THREADS, missing
+from torture.core import program
+from torture.figure import Batch, Figure, Form
+
+# -O0 compiles three times as fast, and hides no access from the sanitizer.
+ADDRESS = ("-O0", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+BUILDS = {
+    "gcc thread": ("gcc", THREADS),
+    "gcc address": ("gcc", ADDRESS),
+    "clang address": ("clang", ADDRESS),
+    "clang thread": ("clang", ("-O1", "-fsanitize=thread")),
+}
+# A step is one build with one seed: the first two in the short form, all in the others.
+SHORT = 2
+EFFORT = {"short": 1, "medium": 2, "long": 20}
+# A fixed layout, which ThreadSanitizer's shadow memory wants.
+FIXED = ("setarch", "-R")
+THREAD_TESTS = "rounds go round between threads"
+OPTIONS = {"TSAN_OPTIONS": "halt_on_error=1"}
+
+# Places of the text that are switched: file, what stands there, what is planted.
+FAULTS = (
+    (
+        "layout/accept.c",
+        "frame_bytes != FRAME_HEAD + p->from.end + PP3_CRC_BYTES",
+        "(!planted && frame_bytes != FRAME_HEAD + p->from.end + PP3_CRC_BYTES)",
+    ),
+    (
+        "proposal/draft.c",
+        "best = i;\n        count[best]++;",
+        "best = i;\n        count[planted ? PP3_SUPPORT_MAX : best]++;",
+    ),
+    (
+        "layout/step.c",
+        "row.slot >= l->max_slots || (seen",
+        "(!planted && row.slot >= l->max_slots) || (seen",
+    ),
+)
+_building = threading.Lock()
+
+
+def built(where: Path, name: str, *, plant: int = 0) -> Path:
+    """The program under one sanitizer.
+
+    Args:
+        where: The figure's directory.
+        name: Of BUILDS.
+        plant: Which orders are weakened in the threads' own text, 0 for none.
+
+    Returns:
+        The program.
+    """
+    compiler, flags = BUILDS[name]
+    target = where / f"{name.replace(' ', '-')}-{plant}"
+    with _building:
+        if (target / "core").exists():
+            return target / "core"
+        return program.build(target, *flags, f"-DPLANT={plant}", compiler=compiler)
+
+
+def run(core: Path, name: str, *arguments: str) -> program.Run:
+    """One run under the sanitizer of its build."""
+    before = FIXED if "thread" in name else ()
+    return program.run(core, *arguments, before=before, environment=OPTIONS)
+
+
+def _step(where: Path, index: int, form: Form) -> Batch:
+    names = list(BUILDS)[: SHORT if form == "short" else None]
+    name = names[index % len(names)]
+    seed = index // len(names)
+    options = ("--seed", str(seed), "--effort", str(EFFORT[form]))
+    done = run(built(where, name), name, *options)
+    first = f"{name}, seed {seed}: {done.first}" if done.first else ""
+    facts = {f"{name} runs": 1, "tests": done.tests}
+    return Batch(done.tries, int(bool(first)), facts, first)
+
+
+def _race(plant: int) -> Callable[[Path], Batch]:
+    def run_it(where: Path) -> Batch:
+        name = "gcc thread"
+        done = run(built(where, name, plant=plant), name, "--only", THREAD_TESTS)
+        seen = "data race" in done.output
+        return Batch(1, int(seen), {}, program.report(done.output))
+
+    return run_it
+
+
+def _planted_copy(where: Path) -> Path:
+    target = where / "planted"
+    with _building:
+        if (target / "core").exists():
+            return target / "core"
+        text = program.copy(where / "text")
+        for file, old, new in FAULTS:
+            program.replace(text, file, old, new)
+        return program.build(target, *ADDRESS, core=text)
+
+
+def _fault(tests: str, word: str) -> Callable[[Path], Batch]:
+    def run_it(where: Path) -> Batch:
+        core = _planted_copy(where)
+        name = "gcc address"
+        clean = run(core, name, "--only", tests)
+        done = run(core, name, "--only", tests, "--plant", "1")
+        seen = not clean.first and word in done.output
+        return Batch(1, int(seen), {}, program.report(done.output))
+
+    return run_it
+
+
+PLANTED: dict[str, Callable[[Path], Batch]] = {
+    "swaps that order nothing": _race(1),
+    "stores that order nothing": _race(2),
+    "a reply read beyond its end": _fault(
+        "known bad replies give", "heap-buffer-overflow"
+    ),
+    "a count written beyond its array": _fault(
+        "known proposals are made", "stack-buffer-overflow"
+    ),
+    "a shift by a peer's number": _fault(
+        "every bad field of a step", "shift exponent"
+    ),
+}
+
+FIGURE = Figure(
+    number=12,
+    name="sanitizers",
+    unit="tests and drawn tries",
+    claim="a report of ThreadSanitizer, ASan or UBSan, or a test that fails",
+    steps={"short": SHORT, "medium": 8, "long": 120},
+    step=_step,
+    planted=PLANTED,
+    missing=lambda: missing("gcc", "clang", "setarch"),
+)
