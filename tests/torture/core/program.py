@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import subprocess
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ STRICT = (
 AARCH64 = "aarch64-linux-gnu-gcc"
 QEMU = "qemu-aarch64-static"
 PATIENCE = 300  # seconds of one run, then it hangs
+_building = threading.RLock()
 LAST = re.compile(
     r"^(\d+) tests, (\d+) bad, (\d+) tries, crc path (-?\d+), scan path (-?\d+)$"
 )
@@ -90,21 +92,52 @@ def _compile(command: Sequence[str]) -> None:
         raise RuntimeError(f"{' '.join(command)}\n{done.stderr[:4000]}")
 
 
-def build(
-    where: Path,
-    *flags: str,
-    compiler: str = "gcc",
-    core: Path = CORE,
-    link: Iterable[str] = (),
-) -> Path:
+@dataclass(frozen=True)
+class Toolchain:
+    """How C becomes a program.
+
+    Attributes:
+        flags: Added to BASE.
+        compiler: Its name.
+        link: Added where it is linked.
+        core: The package, or a copy of its C files.
+    """
+
+    flags: tuple[str, ...] = ("-O1",)
+    compiler: str = "gcc"
+    link: tuple[str, ...] = ()
+    core: Path = CORE
+
+
+def _object(path: Path) -> str:
+    return f"{path.parent.name}-{path.stem}.o"
+
+
+def _objects(where: Path, files: Iterable[Path], tools: Toolchain) -> None:
+    common = [tools.compiler, *BASE, *tools.flags, *STRICT, "-pthread"]
+    common += [f"-I{tools.core}", f"-I{HERE}", "-include", str(HERE / "step.h")]
+    commands = [
+        [*common, "-c", str(path), "-o", str(where / _object(path))] for path in files
+    ]
+    with ThreadPoolExecutor(CORES) as pool:
+        list(pool.map(_compile, commands))
+
+
+def _link(where: Path, objects: Iterable[Path], tools: Toolchain) -> Path:
+    program = where / "core"
+    wraps = [f"-Wl,--wrap={name}" for name in wrapped()]
+    command = [tools.compiler, *tools.flags, *map(str, objects), "-o", str(program)]
+    _compile([*command, "-pthread", *wraps, *tools.link, "-lm"])
+    return program
+
+
+def build(where: Path, tools: Toolchain) -> Path:
     """Compiles the program, each file by itself, and links it.
 
     Args:
-        where: A directory of this build's own.
-        flags: Added to BASE.
-        compiler: Its name.
-        core: The package, or a copy of its C files.
-        link: Added where it is linked.
+        where: A directory of this build's own; it is taken as it is where it was
+            finished before.
+        tools: How.
 
     Returns:
         The program.
@@ -112,25 +145,36 @@ def build(
     Raises:
         RuntimeError: The compiler refused; its words.
     """
-    where.mkdir(parents=True, exist_ok=True)
-    files = [*sorted(HERE.glob("*.c")), *sources(core)]
-    files.append(known.write(where / "known.c"))
-    common = [compiler, *BASE, *flags, *STRICT, f"-I{core}", f"-I{HERE}", "-pthread"]
-    common += ["-include", str(HERE / "step.h")]
-    objects = [where / f"{path.parent.name}-{path.stem}.o" for path in files]
-    commands = [
-        [*common, "-c", str(path), "-o", str(target)]
-        for path, target in zip(files, objects, strict=True)
-    ]
-    with ThreadPoolExecutor(CORES) as pool:
-        list(pool.map(_compile, commands))
-    program = where / "core"
-    wraps = [f"-Wl,--wrap={name}" for name in wrapped()]
-    _compile(
-        [compiler, *flags, *map(str, objects), "-o", str(program), "-pthread",
-         *wraps, *link, "-lm"]
-    )  # fmt: skip
-    return program
+    with _building:
+        if (where / "core").exists():
+            return where / "core"
+        where.mkdir(parents=True, exist_ok=True)
+        files = [*sorted(HERE.glob("*.c")), *sources(tools.core)]
+        files.append(known.write(where / f"{where.name}-known.c"))
+        _objects(where, files, tools)
+        return _link(where, sorted(where.glob("*.o")), tools)
+
+
+def variant(base: Path, where: Path, changed: Iterable[Path], tools: Toolchain) -> Path:
+    """The program with some files compiled anew, and the rest as they are.
+
+    Args:
+        base: The directory of a finished build.
+        where: A directory of the variant's own.
+        changed: C files; each replaces the object of its name.
+        tools: As the base's, with other flags or another core for these files.
+
+    Returns:
+        The program.
+    """
+    with _building:
+        if (where / "core").exists():
+            return where / "core"
+        where.mkdir(parents=True, exist_ok=True)
+        _objects(where, changed, tools)
+        chosen = {path.name: path for path in base.glob("*.o")}
+        chosen.update({path.name: path for path in where.glob("*.o")})
+        return _link(where, sorted(chosen.values()), tools)
 
 
 def run(

@@ -5,7 +5,7 @@ a race between two views of one memory is none to it; `--views 2` gives every en
 of its own, and the planted race is then silent. tests/test_core_c.py shows it.
 """
 
-import threading
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,10 +16,10 @@ from torture.figure import Batch, Figure, Form
 # -O0 compiles three times as fast, and hides no access from the sanitizer.
 ADDRESS = ("-O0", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 BUILDS = {
-    "gcc thread": ("gcc", THREADS),
-    "gcc address": ("gcc", ADDRESS),
-    "clang address": ("clang", ADDRESS),
-    "clang thread": ("clang", ("-O1", "-fsanitize=thread")),
+    "gcc thread": program.Toolchain(THREADS),
+    "gcc address": program.Toolchain(ADDRESS),
+    "clang address": program.Toolchain(ADDRESS, "clang"),
+    "clang thread": program.Toolchain(("-O1", "-fsanitize=thread"), "clang"),
 }
 # A step is one build with one seed: the first two in the short form, all in the others.
 SHORT = 2
@@ -33,8 +33,8 @@ OPTIONS = {"TSAN_OPTIONS": "halt_on_error=1"}
 FAULTS = (
     (
         "layout/accept.c",
-        "frame_bytes != FRAME_HEAD + p->from.end + PP3_CRC_BYTES",
-        "(!planted && frame_bytes != FRAME_HEAD + p->from.end + PP3_CRC_BYTES)",
+        "frame_bytes < FRAME_HEAD + BODY_HEAD",
+        "(!planted && frame_bytes < FRAME_HEAD + BODY_HEAD)",
     ),
     (
         "proposal/draft.c",
@@ -47,26 +47,28 @@ FAULTS = (
         "(!planted && row.slot >= l->max_slots) || (seen",
     ),
 )
-_building = threading.Lock()
 
 
-def built(where: Path, name: str, *, plant: int = 0) -> Path:
+def built(where: Path, name: str) -> Path:
     """The program under one sanitizer.
 
     Args:
         where: The figure's directory.
         name: Of BUILDS.
-        plant: Which orders are weakened in the threads' own text, 0 for none.
 
     Returns:
         The program.
     """
-    compiler, flags = BUILDS[name]
-    target = where / f"{name.replace(' ', '-')}-{plant}"
-    with _building:
-        if (target / "core").exists():
-            return target / "core"
-        return program.build(target, *flags, f"-DPLANT={plant}", compiler=compiler)
+    return program.build(where / name.replace(" ", "-"), BUILDS[name])
+
+
+def switched(where: Path) -> Path:
+    """The same for threads, with a switch at every order of the threads' own text."""
+    built(where, "gcc thread")
+    tools = BUILDS["gcc thread"]
+    tools = dataclasses.replace(tools, flags=(*tools.flags, "-DSWITCHED"))
+    changed = [program.HERE / "thread_tests.c"]
+    return program.variant(where / "gcc-thread", where / "switched", changed, tools)
 
 
 def run(core: Path, name: str, *arguments: str) -> program.Run:
@@ -88,8 +90,8 @@ def _step(where: Path, index: int, form: Form) -> Batch:
 
 def _race(plant: int) -> Callable[[Path], Batch]:
     def run_it(where: Path) -> Batch:
-        name = "gcc thread"
-        done = run(built(where, name, plant=plant), name, "--only", THREAD_TESTS)
+        options = ("--only", THREAD_TESTS, "--plant", str(plant))
+        done = run(switched(where), "gcc thread", *options)
         seen = "data race" in done.output
         return Batch(1, int(seen), {}, program.report(done.output))
 
@@ -97,24 +99,23 @@ def _race(plant: int) -> Callable[[Path], Batch]:
 
 
 def _planted_copy(where: Path) -> Path:
+    built(where, "gcc address")
     target = where / "planted"
-    with _building:
-        if (target / "core").exists():
-            return target / "core"
-        text = program.copy(where / "text")
+    text = where / "text"
+    if not (target / "core").exists():
+        program.copy(text)
         for file, old, new in FAULTS:
             program.replace(text, file, old, new)
-        return program.build(target, *ADDRESS, core=text)
+    tools = dataclasses.replace(BUILDS["gcc address"], core=text)
+    changed = [text / file for file, _, _ in FAULTS]
+    return program.variant(where / "gcc-address", target, changed, tools)
 
 
 def _fault(tests: str, word: str) -> Callable[[Path], Batch]:
     def run_it(where: Path) -> Batch:
         core = _planted_copy(where)
-        name = "gcc address"
-        clean = run(core, name, "--only", tests)
-        done = run(core, name, "--only", tests, "--plant", "1")
-        seen = not clean.first and word in done.output
-        return Batch(1, int(seen), {}, program.report(done.output))
+        done = run(core, "gcc address", "--only", tests, "--plant", "1")
+        return Batch(1, int(word in done.output), {}, program.report(done.output))
 
     return run_it
 
@@ -123,7 +124,7 @@ PLANTED: dict[str, Callable[[Path], Batch]] = {
     "swaps that order nothing": _race(1),
     "stores that order nothing": _race(2),
     "a reply read beyond its end": _fault(
-        "known bad replies give", "heap-buffer-overflow"
+        "a late reply is told", "heap-buffer-overflow"
     ),
     "a count written beyond its array": _fault(
         "known proposals are made", "stack-buffer-overflow"

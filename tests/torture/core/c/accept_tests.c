@@ -126,7 +126,9 @@ static void a_late_reply_is_told_from_a_broken_one(void)
     EQUAL(pair_accept(&p), PP3_REASON_FRAME);
     put32(p.reply + FRAME + 8, 5);
     EQUAL(pair_accept(&p), PP3_REASON_FRAME);
+    free(p.reply);
     p.reply_bytes = FRAME + BODY - 1;
+    p.reply = copied(k->reply, p.reply_bytes);
     EQUAL(pair_accept(&p), PP3_REASON_FRAME);
     pair_close(&p);
 }

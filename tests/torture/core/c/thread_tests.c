@@ -3,22 +3,27 @@
  * All over ONE mapping: ThreadSanitizer knows memory by its address, so that a race
  * between two views of one memory is none to it. `--views 2` shows that.
  *
- * PLANT weakens one kind of operation of the protocol's text, to show that the harness
- * can fail: 1 swaps, 2 stores, 3 loads.
+ * A copy of this file compiled with SWITCHED has an operation of the protocol's text
+ * weakened by `--plant`, to show that the harness can fail: 1 swaps, 2 stores, 3 loads.
  */
 #include "ring/atomics.h"
 
-#if PLANT == 1
+#ifdef SWITCHED
 #undef PP3_CAS
 #define PP3_CAS(p, seen, v, won, lost)                                                 \
-    atomic_compare_exchange_strong_explicit(p, seen, v, memory_order_relaxed,          \
-                                            memory_order_relaxed)
-#elif PLANT == 2
+    (planted == 1                                                                      \
+         ? atomic_compare_exchange_strong_explicit(p, seen, v, memory_order_relaxed,   \
+                                                   memory_order_relaxed)               \
+         : atomic_compare_exchange_strong_explicit(p, seen, v, memory_order_##won,     \
+                                                   memory_order_##lost))
 #undef PP3_STORE
-#define PP3_STORE(p, v, order) atomic_store_explicit(p, v, memory_order_relaxed)
-#elif PLANT == 3
+#define PP3_STORE(p, v, order)                                                         \
+    (planted == 2 ? atomic_store_explicit(p, v, memory_order_relaxed)                  \
+                  : atomic_store_explicit(p, v, memory_order_##order))
 #undef PP3_LOAD
-#define PP3_LOAD(p, order) atomic_load_explicit(p, memory_order_relaxed)
+#define PP3_LOAD(p, order)                                                             \
+    (planted == 3 ? atomic_load_explicit(p, memory_order_relaxed)                      \
+                  : atomic_load_explicit(p, memory_order_##order))
 #endif
 
 #include <errno.h>
