@@ -1,5 +1,6 @@
 /* What a proxy does with a round: STEP in, REPLY out, sleep between. */
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -167,10 +168,11 @@ static void a_bell_ends_the_sleep_and_a_round_before_it_is_seen(void)
 static void a_proxy_dies_with_its_parent_or_says_why_not(void)
 {
     int status = -1;
-    pid_t child = fork();
 
+    (void)fflush(stdout);
+    pid_t child = fork();
     if (child == 0)
-        _exit(pp3_die_with_parent() != 0);
+        exit(pp3_die_with_parent() != 0);
     CHECK(waitpid(child, &status, 0) == child);
     EQUAL(status, 0);
     fail(PRCTL, 0, 1, EINVAL);

@@ -32,16 +32,16 @@ static void a_watchdog_that_finds_no_memory_is_none(void)
     world_close(&g.w);
 }
 
-/* One call of the start fails; the error is shown, and the next start goes well. */
-static void start_fails_once(enum call call, int error)
+/* A call of the start fails; the next start goes well. */
+static void start_fails(enum call call, int times, int error)
 {
     struct guard g;
 
-    fail(call, 0, 1, error);
+    fail(call, 0, times, error);
     guard_begin(&g, "stay", 0);
     UNTIL(guard_look(&g)->starts == 1 && g.seen.last_error == 0);
     UNTIL(guard_look(&g)->state == PP3_WATCH_RUNS);
-    EQUAL(g.seen.owner, 2); /* the first one's died with its start */
+    EQUAL(g.seen.owner, times + 1); /* each before it died with its start */
     guard_end(&g);
     fail_no_more();
     tried(1);
@@ -55,20 +55,23 @@ static void a_start_that_fails_anywhere_is_tried_again(void)
     };
 
     for (size_t i = 0; i < sizeof calls / sizeof *calls; i++)
-        start_fails_once(calls[i], ENOMEM);
+        start_fails(calls[i], 1 + (int)(i % 2), ENOMEM);
 }
 
 static void a_child_without_a_pidfd_is_killed(void)
 {
     fail(WAITPID, 0, 2, EINTR);
-    start_fails_once(PIDFD_OPEN, EMFILE);
+    start_fails(PIDFD_OPEN, 1, EMFILE);
     fail_no_more();
     EQUAL(waitpid(-1, 0, WNOHANG), -1); /* no child is left */
+    fail(WAITPID, 0, 1, ECHILD); /* reaped by others */
+    start_fails(PIDFD_OPEN, 1, EMFILE);
+    UNTIL(waitpid(-1, 0, 0) > 0);
 }
 
 static void a_child_that_is_gone_before_its_pidfd_is_left_alone(void)
 {
-    start_fails_once(PIDFD_OPEN, ESRCH);
+    start_fails(PIDFD_OPEN, 1, ESRCH);
     UNTIL(waitpid(-1, 0, 0) > 0); /* it ends by itself: its socket is closed */
     EQUAL(waitpid(-1, 0, WNOHANG), -1);
 }

@@ -79,6 +79,24 @@ static void a_slot_left_half_written_is_no_slot(void)
     world_close(&w);
 }
 
+/* What is read is written over the slot's own version: as if by a writer beside it. */
+static void a_slot_that_changed_meanwhile_is_read_again(void)
+{
+    struct world w;
+    const int32_t token = 64;
+    uint32_t generation, live;
+    uint64_t length;
+
+    world_open(&w, 2, 4, 1);
+    struct pp3_slot *s = (struct pp3_slot *)(void *)w.engine->slot;
+    EQUAL(pp3_slot_reset(w.engine, 0, 3, &token, 1), 0);
+    EQUAL(pp3_slot_read(w.engine, 0, (int32_t *)(void *)s, 1, &generation, &live,
+                        &length), 0);
+    CHECK(generation == 3 && length == 1);
+    EQUAL(PP3_LOAD(&s->version, relaxed), 64);
+    world_close(&w);
+}
+
 static void a_note_is_read_as_it_was_written(void)
 {
     struct world w;
@@ -128,6 +146,8 @@ const struct test slots_tests[] = {
     {"a slot is read as it was written", a_slot_is_read_as_it_was_written},
     {"a slot refuses what does not fit", a_slot_refuses_what_does_not_fit},
     {"a slot left half written is no slot", a_slot_left_half_written_is_no_slot},
+    {"a slot that changed meanwhile is read again",
+     a_slot_that_changed_meanwhile_is_read_again},
     {"a note is read as it was written", a_note_is_read_as_it_was_written},
     {"a note left half written is no note until the next",
      a_note_left_half_written_is_no_note_until_the_next},

@@ -1,5 +1,6 @@
 /* The watchdog's thread, with a process of this program as its proxy. */
 #include <errno.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -58,6 +59,36 @@ static void a_stubborn_proxy_is_killed_after_its_grace(void)
     guard_end(&g);
     EQUAL(g.seen.deaths, 1);
     CHECK(g.seen.last_status == -SIGKILL || g.seen.last_status == -SIGTERM);
+}
+
+static void *kick_and_kill(void *argument)
+{
+    struct guard *g = argument;
+
+    for (int i = 0; i < 20; i++) {
+        EQUAL(pp3_watchdog_kick(g->watchdog), 0);
+        doze();
+    }
+    (void)kill(g->seen.pid, SIGKILL);
+    return 0;
+}
+
+static void a_proxy_keeps_its_grace_whatever_is_ordered_meanwhile(void)
+{
+    struct guard g;
+    struct pp3_watch after;
+    pthread_t thread;
+
+    guard_begin(&g, "stubborn", UINT64_C(60000000000));
+    UNTIL(guard_look(&g)->state == PP3_WATCH_RUNS);
+    for (int i = 0; i < 100; i++) /* time for it to ignore the signal */
+        doze();
+    CHECK(pthread_create(&thread, 0, kick_and_kill, &g) == 0);
+    EQUAL(pp3_watchdog_stop(g.watchdog), 0);
+    (void)pthread_join(thread, 0);
+    pp3_watchdog_stats(g.watchdog, &after);
+    EQUAL(after.deaths, 1);
+    guard_end(&g);
 }
 
 static void a_proxy_that_dies_is_followed_and_its_rounds_fail(void)
@@ -185,6 +216,8 @@ const struct test watchdog_tests[] = {
     {"a proxy is started, told and ended", a_proxy_is_started_told_and_ended},
     {"a stubborn proxy is killed after its grace",
      a_stubborn_proxy_is_killed_after_its_grace},
+    {"a proxy keeps its grace, whatever is ordered meanwhile",
+     a_proxy_keeps_its_grace_whatever_is_ordered_meanwhile},
     {"a proxy that dies is followed and its rounds fail",
      a_proxy_that_dies_is_followed_and_its_rounds_fail},
     {"a proxy that never starts is tried ever later",
