@@ -81,10 +81,14 @@ def _gate(where: Path, form: Form) -> Batch:
 
 
 def _ends(where: Path, machine: str) -> list[str]:
-    return [emulator(), str(arm(where))] if machine == "aarch64" else [str(native(where))]
+    return (
+        [emulator(), str(arm(where))] if machine == "aarch64" else [str(native(where))]
+    )
 
 
-def pair(where: Path, machines: tuple[str, str], rounds: int, seeds: tuple[int, int]) -> Batch:
+def pair(
+    where: Path, machines: tuple[str, str], rounds: int, seeds: tuple[int, int]
+) -> Batch:
     """Two processes over one memfd, futexes and a bell between them.
 
     Args:
@@ -117,12 +121,21 @@ def pair(where: Path, machines: tuple[str, str], rounds: int, seeds: tuple[int, 
             end.wait()
         os.close(shared)
         os.close(bell)
-    if any(end.returncode for end in started) or [len(words) for words in said] != [4, 2]:
-        return Batch(rounds, 1, {}, f"{machines}: {[end.returncode for end in started]}")
+    if any(end.returncode for end in started) or [len(words) for words in said] != [
+        4,
+        2,
+    ]:
+        return Batch(
+            rounds, 1, {}, f"{machines}: {[end.returncode for end in started]}"
+        )
     done, bad, sleeps, lost = map(int, said[0])
     bad += int(said[1][1]) + (done != rounds)
     first = f"{machines}, seeds {seeds}: {said}" if bad else ""
-    facts = {"rounds between two processes": done, "futex sleeps": sleeps, "lost wakes": lost}
+    facts = {
+        "rounds between two processes": done,
+        "futex sleeps": sleeps,
+        "lost wakes": lost,
+    }
     return Batch(done, bad, facts, first)
 
 

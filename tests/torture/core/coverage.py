@@ -71,9 +71,9 @@ class Named:
 def table(path: Path = TABLE) -> list[Named]:
     """The entries of the table.
 
-    An entry is `FILE FUNCTION N` with a `?` behind N where N is the most, the line of
-    the text behind two blanks, or `*` for all of the function, and its reason behind a `#`; lines of `#` at the margin
-    are comments.
+    An entry is `FILE FUNCTION N`, with a `?` behind N where N is the most; the line of
+    the text behind two blanks, or `*` for all of the function; its reason behind two
+    blanks and a `#`. A `#` at the margin begins a comment.
     """
     found: list[Named] = []
     head: list[str] = []
@@ -129,7 +129,9 @@ def lines(where: Path) -> list[Line]:
             key = (name, line["line_number"], line.get("function_name", ""))
             if counts:
                 text = texts[line["line_number"] - 1].strip()
-                known = found.setdefault(key, Line(name, key[2], text, [0] * len(counts)))
+                known = found.setdefault(
+                    key, Line(name, key[2], text, [0] * len(counts))
+                )
                 known.taken = [a + b for a, b in zip(known.taken, counts, strict=True)]
         for function in file["functions"]:
             key = (name, function["start_line"], function["name"])
@@ -141,13 +143,17 @@ def lines(where: Path) -> list[Line]:
 
 
 def uncompiled(seen: list[Line]) -> list[str]:
-    """Inline functions of the headers that no file compiled: gcov knows nothing of them."""
+    """Inline functions of the headers that no file compiled, so that gcov has none."""
     compiled = {line.function for line in seen}
     wrong = []
     for path in sorted(CORE.rglob("*.h")):
         text = path.read_text(encoding="utf-8")
         names = re.findall(r"^static inline[^(]*?(\w+)\(", text, re.MULTILINE)
-        wrong += [f"{path.name} {name}: never compiled" for name in names if name not in compiled]
+        wrong += [
+            f"{path.name} {name}: never compiled"
+            for name in names
+            if name not in compiled
+        ]
     return wrong
 
 
@@ -204,7 +210,9 @@ def measured(where: Path, *arguments: str) -> tuple[program.Run, list[Line]]:
 
 def _step(where: Path, index: int, form: Form) -> Batch:
     done, seen = measured(where, "--seed", str(index), "--effort", str(EFFORT[form]))
-    wrong = [done.first] if done.first else differences(seen, table()) + uncompiled(seen)
+    wrong = (
+        [done.first] if done.first else differences(seen, table()) + uncompiled(seen)
+    )
     facts = {
         "files": len({line.file for line in seen}),
         "functions": sum(line.text.endswith("()") for line in seen),
@@ -232,7 +240,7 @@ def _table_with(*, more: bool) -> Callable[[Path], Batch]:
         _, seen = measured(where)
         taken = next(line for line in seen if not line.missed)
         text = taken.text if more else "a line that was there once"
-        entry = Named(taken.file, taken.function, text, 1, False, "a reason")  # noqa: FBT003
+        entry = Named(taken.file, taken.function, text, 1, False, "a reason")
         wrong = differences(seen, [*table(), entry])
         return Batch(1, len(wrong), {}, wrong[0] if wrong else "")
 

@@ -1,4 +1,4 @@
-"""Turns the vectors of tests/vectors into C tables, so that the program needs no Python.
+"""Turns the vectors of tests/vectors into C tables: the program runs without Python.
 
 `c/known.h` says what the tables hold; this writes `known.c` beside the built program.
 """
@@ -42,7 +42,14 @@ def _ints(numbers: Iterable[int]) -> str:
 
 def _frame(case: Case, page: Case) -> str:
     layout = _words(
-        (case["vocab"], case["depth"], page["max_slots"], 1 << 20, int(case["sampled"]), 0)
+        (
+            case["vocab"],
+            case["depth"],
+            page["max_slots"],
+            1 << 20,
+            int(case["sampled"]),
+            0,
+        )
     )
     counts = f"{case['round']}u, {case['step_sequence']}u, {case['reply_sequence']}u"
     parts = ", ".join(
@@ -60,7 +67,7 @@ def _bad(case: Case, names: list[str]) -> str:
 
 def _blocks() -> Iterable[str]:
     for case in _cases("philox"):
-        yield "{%s, %s, %s}" % tuple(map(_words, (case[k] for k in BLOCK)))
+        yield f"{{{', '.join(_words(case[part]) for part in BLOCK)}}}"
     for case in _cases("draws"):
         where = (case["round"], case["position"])
         counter = [word >> shift & 0xFFFFFFFF for word in where for shift in (0, 32)]
@@ -109,12 +116,15 @@ def write(target: Path) -> Path:
         f'{{"{case["why"]}", {_bytes(case["logits"])}}}'
         for case in _cases("proposals_refused")
     )
+    whole = (_frame(frame, of_base[frame["name"]]) for frame in frames)
+    bad = (_bad(case, names) for case in _cases("bad_replies"))
+    proposals = map(_proposal, _cases("proposals"))
     text = ['#include "known.h"\n']
     text += [
-        _table("known_frame", "known_frames", (_frame(f, of_base[f["name"]]) for f in frames)),
-        _table("known_bad", "known_bads", (_bad(c, names) for c in _cases("bad_replies"))),
+        _table("known_frame", "known_frames", whole),
+        _table("known_bad", "known_bads", bad),
         _table("known_block", "known_blocks", _blocks()),
-        _table("known_proposal", "known_proposals", map(_proposal, _cases("proposals"))),
+        _table("known_proposal", "known_proposals", proposals),
         _table("known_refused", "known_refusals", refused),
         _table("known_layout", "known_layouts", map(_layout, _cases("layouts"))),
     ]  # fmt: skip

@@ -108,7 +108,10 @@ def _mark(path: Path) -> None:
         r"#define PP3_BARE_\1(",
         path.read_text(encoding="utf-8"),
     )
-    lines = ['#define PP3_MARK(what, at) __asm__ volatile("// pp3 " what " " #at ::: "memory")']
+    lines = [
+        "#define PP3_MARK(what, at) \\",
+        '__asm__ volatile("// pp3 " what " " #at ::: "memory")',
+    ]
     for macro, names in PARAMETERS.items():
         bare = f"PP3_BARE_{macro}({names})"
         value = macro not in {"STORE", "FENCE"}
@@ -129,8 +132,8 @@ def assembly(core: Path, build: str) -> str:
         if name.endswith(".c"):
             done = subprocess.run(
                 [*BUILDS[build], "-std=c11", "-D_GNU_SOURCE", "-O2",
-                 "-fno-strict-aliasing", "-fkeep-inline-functions", "-w", f"-I{core}", "-S",
-                 str(core / "ring" / name), "-o", "-"],
+                 "-fno-strict-aliasing", "-fkeep-inline-functions", "-w", f"-I{core}",
+                 "-S", str(core / "ring" / name), "-o", "-"],
                 capture_output=True, text=True, check=False,
             )  # fmt: skip
             if done.returncode:

@@ -5,6 +5,7 @@ compiler's command line: `c/step.h` names its crash points, and the linker leads
 calls of `c/faults.c` through a wrapper that can make them fail.
 """
 
+import hashlib
 import os
 import re
 import shutil
@@ -15,10 +16,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from pp3shm._core_build import PARTS
 from torture.compiler import BASE
-from torture.figure import CORE, CORES
 from torture.core import known
+from torture.figure import CORE, CORES
+
+from pp3shm._core_build import PARTS
 
 HERE = Path(__file__).resolve().parent / "c"
 STRICT = (
@@ -110,7 +112,8 @@ class Toolchain:
 
 
 def _object(path: Path) -> str:
-    return f"{path.parent.name}-{path.stem}.o"
+    part = "" if path.name == "known.c" else f"{path.parent.name}-"
+    return f"{part}{path.stem}.o"
 
 
 def _objects(where: Path, files: Iterable[Path], tools: Toolchain) -> None:
@@ -131,12 +134,32 @@ def _link(where: Path, objects: Iterable[Path], tools: Toolchain) -> Path:
     return program
 
 
+def _stamp(files: Iterable[Path], tools: Toolchain, base: str = "") -> str:
+    """Of all that a build depends on."""
+    headers = [*HERE.glob("*.h"), *tools.core.rglob("*.h"), *known.VECTORS.glob("*")]
+    total = hashlib.sha256(repr((tools, base)).encode())
+    for path in sorted({*files, *headers, Path(known.__file__), Path(__file__)}):
+        if path.exists():
+            total.update(path.name.encode() + b"\0" + path.read_bytes())
+    return total.hexdigest()
+
+
+def _fresh(where: Path, stamp: str) -> bool:
+    """Whether the directory holds this very build; if not, it is emptied."""
+    note = where / "stamp"
+    if (where / "core").exists() and note.exists() and note.read_text() == stamp:
+        return True
+    shutil.rmtree(where, ignore_errors=True)
+    where.mkdir(parents=True)
+    return False
+
+
 def build(where: Path, tools: Toolchain) -> Path:
     """Compiles the program, each file by itself, and links it.
 
     Args:
-        where: A directory of this build's own; it is taken as it is where it was
-            finished before.
+        where: A directory of this build's own. What stands there is taken where it
+            was built from the same text.
         tools: How.
 
     Returns:
@@ -146,13 +169,15 @@ def build(where: Path, tools: Toolchain) -> Path:
         RuntimeError: The compiler refused; its words.
     """
     with _building:
-        if (where / "core").exists():
-            return where / "core"
-        where.mkdir(parents=True, exist_ok=True)
         files = [*sorted(HERE.glob("*.c")), *sources(tools.core)]
-        files.append(known.write(where / f"{where.name}-known.c"))
+        stamp = _stamp(files, tools)
+        if _fresh(where, stamp):
+            return where / "core"
+        files.append(known.write(where / "known.c"))
         _objects(where, files, tools)
-        return _link(where, sorted(where.glob("*.o")), tools)
+        program = _link(where, sorted(where.glob("*.o")), tools)
+        (where / "stamp").write_text(stamp)
+        return program
 
 
 def variant(base: Path, where: Path, changed: Iterable[Path], tools: Toolchain) -> Path:
@@ -168,13 +193,16 @@ def variant(base: Path, where: Path, changed: Iterable[Path], tools: Toolchain) 
         The program.
     """
     with _building:
-        if (where / "core").exists():
+        files = list(changed)
+        stamp = _stamp(files, tools, (base / "stamp").read_text())
+        if _fresh(where, stamp):
             return where / "core"
-        where.mkdir(parents=True, exist_ok=True)
-        _objects(where, changed, tools)
+        _objects(where, files, tools)
         chosen = {path.name: path for path in base.glob("*.o")}
         chosen.update({path.name: path for path in where.glob("*.o")})
-        return _link(where, sorted(chosen.values()), tools)
+        program = _link(where, sorted(chosen.values()), tools)
+        (where / "stamp").write_text(stamp)
+        return program
 
 
 def run(

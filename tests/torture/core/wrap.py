@@ -8,91 +8,109 @@ Python part holds the C core against the reference: Philox, drafts, STEP and REP
 import dataclasses
 import random
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-
-from pp3shm import rng
-from pp3shm.layout.core import Core
-from pp3shm.layout.frames import Step, StepRow, decode_step, encode_step
-from pp3shm.layout.profile import Profile
-from pp3shm.proposal import reference
-from pp3shm.proposal.proposal import draft_chain
 from torture.compiler import missing
 from torture.core import program
 from torture.figure import Batch, Figure, Form
+
+from pp3shm import rng
+from pp3shm.layout.core import Core
+from pp3shm.layout.frames import decode_step, encode_step
+from pp3shm.layout.profile import Profile
+from pp3shm.layout.step import Step, StepRow
+from pp3shm.proposal import reference
+from pp3shm.proposal.proposal import propose_chain
 
 TOOLS = program.Toolchain(("-O0",))
 EFFORT = {"short": 1, "medium": 2, "long": 20}
 SAMPLES = {"short": 3, "medium": 30, "long": 300}
 AROUND = range(-3, 4)
 
-# Switched places: the number of the plant, file, what stands there, what is planted.
+
+@dataclass(frozen=True)
+class Fault:
+    """An expression of the text that a switch replaces.
+
+    Attributes:
+        name: What is wrong then.
+        file: Where it stands.
+        old: The expression, there exactly once.
+        new: What it is while planted.
+        tests: A part of the sentence of the test that has to see it.
+    """
+
+    name: str
+    file: str
+    old: str
+    new: str
+    tests: str
+
+
 FAULTS = (
-    (
+    Fault(
         "a ticket cut to 32 bits",
         "ring/words.h",
-        "pp3_ticket(uint64_t w) { return w >> 24; }",
-        "pp3_ticket(uint64_t w) { return planted == %d ? w >> 24 & UINT32_MAX : w >> 24; }",
+        "w >> 24",
+        "(w >> 24 & UINT32_MAX)",
         "a ticket passes",
     ),
-    (
+    Fault(
         "tickets compared as signed numbers",
         "ring/wait.h",
-        "if (PP3_LOAD(ack, relaxed) >= t)",
-        "if (planted == %d ? (int32_t)PP3_LOAD(ack, relaxed) >= (int32_t)t"
-        " : PP3_LOAD(ack, relaxed) >= t)",
+        "PP3_LOAD(ack, relaxed) >= t",
+        "(int32_t)PP3_LOAD(ack, relaxed) >= (int32_t)t",
         "a ticket passes",
     ),
-    (
+    Fault(
         "generations compared as signed numbers",
         "ring/slots.c",
-        "own->opened && generation <= own->generation",
-        "own->opened && (planted == %d ? (int32_t)generation <= (int32_t)own->generation"
-        " : generation <= own->generation)",
+        "generation <= own->generation",
+        "(int32_t)generation <= (int32_t)own->generation",
         "generations go up",
     ),
-    (
+    Fault(
         "an order by < on a wake word that wraps",
         "ring/wait.h",
-        "while (PP3_LOAD(&n->seq, relaxed) == seen) {",
-        "while (planted == %d ? PP3_LOAD(&n->seq, relaxed) <= seen"
-        " : PP3_LOAD(&n->seq, relaxed) == seen) {",
+        "PP3_LOAD(&n->seq, relaxed) == seen",
+        "PP3_LOAD(&n->seq, relaxed) <= seen",
         "a wake across the end",
     ),
-    (
+    Fault(
         "the last ticket given",
         "ring/engine.h",
-        "if (t >= PP3_LAST_TICKET)",
-        "if (planted == %d ? t > PP3_LAST_TICKET : t >= PP3_LAST_TICKET)",
+        "t >= PP3_LAST_TICKET",
+        "t > PP3_LAST_TICKET",
         "a ticket passes",
     ),
-    (
+    Fault(
         "a round read in 32 bits",
         "proxy/exchange.c",
-        "for (int i = 7; i >= 0; i--)",
-        "for (int i = planted == %d ? 3 : 7; i >= 0; i--)",
+        "round << 8 | step[i]",
+        "(uint32_t)(round << 8 | step[i])",
         "a step of another round",
     ),
-    (
+    Fault(
         "a draw without the upper half of the round",
         "proposal/draft.c",
-        "(uint32_t)(round >> 32),",
-        "planted == %d ? 0 : (uint32_t)(round >> 32),",
+        "(uint32_t)(round >> 32)",
+        "0",
         "draws take every bit",
     ),
-    (
+    Fault(
         "a clock compared as signed numbers of 32 bits",
         "ring/watch.h",
-        "if (now >= deadline) {",
-        "if (planted == %d ? (int32_t)now >= (int32_t)deadline : now >= deadline) {",
+        "now >= deadline",
+        "(int32_t)now >= (int32_t)deadline",
         "clocks and counters",
     ),
-    (
-        "owner ids by a counter of 8 bits",
+    Fault(
+        "an owner's id given twice where its counter wraps",
         "ring/watch.h",
-        "1, relaxed) % PP3_MAX_OWNERS + 1",
-        "1, relaxed) % (planted == %d ? 256 : PP3_MAX_OWNERS) + 1",
+        "life == PP3_LIVING",
+        "0",
         "owner ids stay apart",
     ),
 )
@@ -106,7 +124,7 @@ def near(bits: int) -> list[int]:
 
 
 U64, U32 = near(64), near(32)
-LOGITS = np.random.default_rng(14).normal(0, 3, (1, 5, 96)).astype(np.float32)
+LOGITS = np.random.default_rng(14).normal(0, 3, (1, 4, 40)).astype(np.float32)
 PROFILE = Profile.sampled(vocab=129280, depth=5, max_slots=4, max_positions=1 << 20)
 
 
@@ -124,18 +142,15 @@ def _draws(dice: random.Random, round_: int) -> str:
         if not one == rng.philox4x32_10_c(counter, key) == many:
             return f"Philox of round {round_}, position {position}, key {key}"
     key = rng.request_key(rng.Purpose.PROPOSAL, bytes(16), slot, generation, seed)
-    return _draft(key, round_, min(position, U64[-1] - 4))
+    return _draft(key, round_, min(position, U64[-1] - LOGITS.shape[1]))
 
 
 def _draft(key: rng.Key, round_: int, position: int) -> str:
-    got = draft_chain(
-        LOGITS, round_=round_, keys=[key], positions=[position], previous=[-1]
-    )
-    for depth in range(LOGITS.shape[1]):
-        where = rng.draw24(key, round_, position + depth)
-        wanted = reference.propose(LOGITS[0, depth], where)
-        if int(got.tokens[0, depth]) != int(wanted.token):
-            return f"draft {depth} of round {round_}, position {position}"
+    got = propose_chain(LOGITS, keys=[key], round=round_, positions=[position])
+    wanted = reference.chain(LOGITS[0], None, key=key, round_=round_, position=position)
+    tokens = [int(shown.ids[at]) for shown, at in wanted]
+    if got.tokens[0].tolist() != tokens:
+        return f"drafts of round {round_}, position {position}, key {key}"
     return ""
 
 
@@ -153,7 +168,9 @@ def _wire(dice: random.Random, round_: int) -> str:
     )
     step = Step(round_, (row,))
     body = encode_step(PROFILE, step)
-    if decode_step(PROFILE, body) != step or Core(PROFILE).check_step(body) != len(body):
+    if decode_step(PROFILE, body) != step or Core(PROFILE).check_step(body) != len(
+        body
+    ):
         return f"STEP {step}"
     if int.from_bytes(Core(PROFILE).fail_page(body, 7)[:8], "little") != round_:
         return f"page of round {round_}"
@@ -185,12 +202,12 @@ def _step(where: Path, index: int, form: Form) -> Batch:
 def _fault(number: int) -> Callable[[Path], Batch]:
     def run_it(where: Path) -> Batch:
         text = where / "text"
-        if not (where / "planted" / "core").exists():
-            program.copy(text)
-            for at, (_, file, old, new, _) in enumerate(FAULTS, 1):
-                program.replace(text, file, old, new % at)
+        program.copy(text)
+        for at, fault in enumerate(FAULTS, 1):
+            switch = f"(planted == {at} ? {fault.new} : {fault.old})"
+            program.replace(text, fault.file, fault.old, switch)
         core = program.build(where / "planted", dataclasses.replace(TOOLS, core=text))
-        only = ("--only", FAULTS[number - 1][-1])
+        only = ("--only", FAULTS[number - 1].tests)
         clean = program.run(core, *only)
         done = program.run(core, *only, "--plant", str(number), patience=60)
         seen = not clean.first and bool(done.first)
@@ -206,8 +223,6 @@ FIGURE = Figure(
     claim="a wrong round, owner, generation or wake across a power of two",
     steps={"short": 2, "medium": 8, "long": 60},
     step=_step,
-    planted={
-        fault[0]: _fault(number) for number, fault in enumerate(FAULTS, 1)
-    },
+    planted={fault.name: _fault(number) for number, fault in enumerate(FAULTS, 1)},
     missing=lambda: missing("gcc"),
 )

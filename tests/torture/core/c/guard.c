@@ -1,5 +1,6 @@
 #include "guard.h"
 
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -42,6 +43,22 @@ const struct pp3_watch *guard_look(struct guard *g)
 {
     pp3_watchdog_stats(g->watchdog, &g->seen);
     return &g->seen;
+}
+
+int ignores_term(int pid)
+{
+    char path[64], line[128];
+    unsigned long long ignored = 0;
+    FILE *file;
+
+    (void)snprintf(path, sizeof path, "/proc/%d/status", pid);
+    file = fopen(path, "r");
+    while (file && fgets(line, sizeof line, file))
+        if (strncmp(line, "SigIgn:", 7) == 0)
+            ignored = strtoull(line + 7, 0, 16);
+    if (file)
+        (void)fclose(file);
+    return (int)(ignored >> (SIGTERM - 1) & 1);
 }
 
 void guard_end(struct guard *g)

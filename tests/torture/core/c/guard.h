@@ -20,6 +20,8 @@ struct guard {
 void guard_prepare(struct guard *g, const char *mode, uint64_t grace_ns);
 void guard_begin(struct guard *g, const char *mode, uint64_t grace_ns);
 const struct pp3_watch *guard_look(struct guard *g);
+/* Whether a process ignores SIGTERM, by what the kernel says of it. */
+int ignores_term(int pid);
 void guard_end(struct guard *g);
 
 #endif

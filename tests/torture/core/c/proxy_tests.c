@@ -7,7 +7,7 @@
 static void only_a_rung_round_is_taken(void)
 {
     struct world w;
-    uint64_t mine;
+    uint64_t mine = 0;
 
     world_open(&w, 2, 4, 1);
     struct pp3_ring *proxy = world_proxy(&w);
@@ -37,7 +37,7 @@ static void take_other(void *argument)
 static void two_proxies_never_take_one_round(void)
 {
     struct world w;
-    uint64_t mine;
+    uint64_t mine = 0;
 
     world_open(&w, 2, 4, 1);
     struct pp3_ring *one = world_proxy(&w), *other = world_proxy(&w);
@@ -52,7 +52,7 @@ static void two_proxies_never_take_one_round(void)
 static void hostile_words_steer_a_proxy_nowhere(void)
 {
     struct world w;
-    uint64_t mine;
+    uint64_t mine = 0;
 
     world_open(&w, 3, 6, 1);
     struct pp3_ring *proxy = world_proxy(&w);

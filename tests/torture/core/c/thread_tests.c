@@ -84,7 +84,7 @@ static void *serve(void *argument)
     struct dice d = dice_of(100 + atomic_fetch_add(&p->stream, 1));
     uint32_t owner = (uint32_t)pp3_owner_add(p->w.engine);
     struct pp3_ring *r = own_end(p, owner);
-    uint64_t held[ROUNDS], mine;
+    uint64_t held[ROUNDS], mine = 0;
     int n = 0;
 
     while (!atomic_load(&p->over)) {
@@ -329,7 +329,7 @@ static void *run_ahead(void *argument)
 static void words_that_run_ahead_lead_a_proxy_nowhere(void)
 {
     struct locks x = {0};
-    uint64_t mine;
+    uint64_t mine = 0;
     pthread_t thread;
 
     world_open(&x.w, 1, 2, 1);

@@ -53,8 +53,9 @@ static void a_wait_ends_by_deadline_patience_or_another_ticket(void)
     EQUAL(pp3_claim(w.engine, 0, FAR), 1);
     EQUAL(pp3_wait(w.engine, 1, 1, 1000, &word), -ETIMEDOUT);
     EQUAL(pp3_wait(w.engine, 1, pp3_now() + 100000, 1000000000, &word), -ETIMEDOUT);
-    EQUAL(pp3_wait(w.engine, 1, pp3_now() + 30000000, 0, &word), -ETIMEDOUT);
-    CHECK(pp3_counter(w.engine, PP3_COUNT_SLEPT) > 0);
+    do /* on a busy machine the time may be over before it sleeps */
+        EQUAL(pp3_wait(w.engine, 1, pp3_now() + 30000000, 0, &word), -ETIMEDOUT);
+    while (pp3_counter(w.engine, PP3_COUNT_SLEPT) == 0);
     EQUAL(pp3_claim(w.engine, 0, pp3_now() + 3000000), 2);
     EQUAL(pp3_wait(w.engine, 2, FAR, 1, &word), 0); /* helps at the deadline */
     EQUAL(pp3_state(word), PP3_FAILED + PP3_EXPIRED);

@@ -378,7 +378,7 @@ static void a_step_of_another_round_is_found_in_every_bit(void)
         };
         struct world w;
         world_open_shape(&w, &shape);
-        uint64_t t = before(k < 40 ? k : 40), other, mine;
+        uint64_t t = before(k < 40 ? k : 40), other, mine = 0;
         uint32_t bytes;
         EQUAL(pp3_skip_tickets(w.engine, t), 0);
         struct pp3_ring *proxy = world_proxy(&w);
