@@ -34,7 +34,8 @@ def test_every_test_of_the_c_program_holds(tmp_path):
 def test_the_core_compiles_without_a_warning(tmp_path, compiler):
     """Conversions and shadowed names included, in every part."""
     _needed(compiler)
-    strict = ["-std=c11", "-D_GNU_SOURCE", "-O2", *program.STRICT, f"-I{CORE}"]
+    strict = ["-std=c11", "-D_GNU_SOURCE", "-O2", *program.WARNINGS, "-Werror"]
+    strict.append(f"-I{CORE}")
     for source in program.sources(CORE):
         command = [compiler, *strict, "-c", str(source), "-o", str(tmp_path / "part.o")]
         done = subprocess.run(command, capture_output=True, text=True, check=False)

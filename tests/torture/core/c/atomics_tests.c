@@ -126,7 +126,7 @@ static void only_a_dead_process_is_gone(void)
 /* In the child: every call that touches a region refuses, or does nothing. */
 static int child_checks(struct world *w, struct pp3_ring *proxy)
 {
-    uint64_t mine = pp3_make(1, PP3_WRITING, 0, proxy->owner), word;
+    uint64_t mine = pp3_make(1, PP3_WRITING, 0, proxy->owner), word = 0;
 
     pp3_unmap(w->view[0], w->bytes, 0);
     pp3_count(w->engine, 0, 1);

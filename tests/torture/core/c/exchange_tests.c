@@ -17,7 +17,7 @@ struct scene {
     struct pp3_ring *proxy;
     struct pair p;
     uint8_t *step;
-    uint64_t mine = 0;
+    uint64_t mine;
     uint32_t bytes;
 };
 

@@ -28,7 +28,7 @@ static void where_a_reply_stands_comes_from_its_word(void)
 static void failed_buffers_hold_the_rounds_ticket_head_and_status(void)
 {
     struct world w;
-    uint64_t heads[6] = {0, 21, 0, 22, 0, 23}, word, got[3];
+    uint64_t heads[6] = {0, 21, 0, 22, 0, 23}, word = 0, got[3];
     uint32_t index = 0;
 
     world_open(&w, 2, 4, 1);

@@ -46,7 +46,7 @@ static void set_words(struct world *w, unsigned k)
 /* One round, ended in one of five ways; what it leaves is looked at. */
 static void one_round(struct world *w, struct pp3_ring *proxy, uint64_t t)
 {
-    uint64_t heads[6] = {t, t, t, t, t, t}, word, got[3];
+    uint64_t heads[6] = {t, t, t, t, t, t}, word = 0, got[3];
     uint32_t index = 0, way = (uint32_t)(t % 5);
 
     EQUAL(pp3_claim(w->engine, heads, way == 1 ? 1 : FAR), t);
@@ -304,7 +304,7 @@ static void clocks_and_counters_pass_every_power_of_two(void)
 {
     for (unsigned k = 1; k < 64; k++) {
         struct world w;
-        uint64_t power = UINT64_C(1) << k, word;
+        uint64_t power = UINT64_C(1) << k, word = 0;
         world_open(&w, 2, 4, 1);
         set_words(&w, k);
         EQUAL(pp3_claim(w.engine, 0, power), 1);
