@@ -5,7 +5,9 @@ around what the macro, as it is defined there, expands to. What stands between t
 in the assembly of each build must order as the word in the text says. So a failure
 names the function, the operation and the instruction.
 
-It proves what the compiler emitted, and nothing of what a CPU does.
+It proves what the compiler emitted, and nothing of what a CPU does. The marks keep the
+compiler from moving or merging operations across them; which instruction it takes for
+each is the same without them.
 """
 
 import re

@@ -9,6 +9,7 @@ import hashlib
 import os
 import re
 import shutil
+import signal
 import subprocess
 import threading
 from collections.abc import Iterable, Mapping, Sequence
@@ -232,12 +233,14 @@ def run(
         text=True,
         errors="replace",
         env={**os.environ, **(environment or {})},
+        start_new_session=True,
     ) as process:
         try:
             output, errors = process.communicate(timeout=patience)
             code: int | None = process.returncode
         except subprocess.TimeoutExpired:
-            process.kill()
+            # With its children: they hold the pipes, and would outlive it.
+            os.killpg(process.pid, signal.SIGKILL)
             output, errors = process.communicate()
             code = None
     return parsed(output, errors, code)

@@ -1,4 +1,4 @@
-"""Figure 12: the test program under ThreadSanitizer, and under ASan with UBSan.
+"""Figure 12: the test program under ThreadSanitizer, ASan with UBSan, and MSan.
 
 All threads use one mapping of a region. ThreadSanitizer knows memory by its address, so
 a race between two views of one memory is none to it; `--views 2` gives every end a view
@@ -23,6 +23,7 @@ BUILDS = {
     "gcc address": program.Toolchain(ADDRESS),
     "clang address": program.Toolchain(ADDRESS, "clang"),
     "clang thread": program.Toolchain(("-O1", "-fsanitize=thread"), "clang"),
+    "clang memory": program.Toolchain(("-O0", "-fsanitize=memory"), "clang"),
 }
 # A step is one build with one seed: the first two in the short form, all that there is
 # a compiler for in the others.
@@ -161,8 +162,8 @@ FIGURE = Figure(
     number=12,
     name="sanitizers",
     unit="tests and drawn tries",
-    claim="a report of ThreadSanitizer, ASan or UBSan, or a test that fails",
-    steps={"short": SHORT, "medium": 8, "long": 120},
+    claim="a report of a sanitizer, or a test that fails",
+    steps={"short": SHORT, "medium": 10, "long": 150},
     step=_step,
     planted=PLANTED,
     missing=_missing,

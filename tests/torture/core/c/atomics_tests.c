@@ -1,12 +1,12 @@
 /* The kernel's calls under the protocol: mappings, futex, clock, descriptors, forks. */
 #include <errno.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <stdio.h>
 #include <sys/eventfd.h>
 #include <sys/mman.h>
-#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -107,13 +107,9 @@ static void a_bell_can_be_rung_until_it_is_full(void)
 
 static void only_a_dead_process_is_gone(void)
 {
-    pid_t child = fork();
     int pidfd;
+    pid_t child = sleeper(&pidfd);
 
-    if (child == 0)
-        (void)pause();
-    pidfd = (int)syscall(SYS_pidfd_open, child, 0);
-    CHECK(pidfd >= 0);
     EQUAL(pp3_pidfd_gone(pidfd), 0);
     (void)kill(child, SIGKILL);
     UNTIL(pp3_pidfd_gone(pidfd));

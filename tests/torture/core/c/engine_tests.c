@@ -1,7 +1,6 @@
 /* Claim, submit, cancel; pages that come back and pages that do not. */
 #include <errno.h>
 #include <signal.h>
-#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -66,13 +65,10 @@ static void a_claim_is_refused_with_its_reason(void)
 static void a_dead_rank_holds_nothing_back(void)
 {
     struct world w;
-    pid_t child = fork();
     int pidfd;
+    pid_t child = sleeper(&pidfd);
 
-    if (child == 0)
-        (void)pause();
     world_open(&w, 1, 2, 2);
-    pidfd = (int)syscall(SYS_pidfd_open, child, 0);
     EQUAL(pp3_rank_attach(w.engine, 1, pidfd), 0);
     EQUAL(ask(w.engine, 1), 1);
     (void)pp3_expire(w.engine, 2);

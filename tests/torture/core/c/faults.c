@@ -173,7 +173,7 @@ PROTOTYPE(int, clock_gettime, clockid_t clock, struct timespec *now)
     return __real_clock_gettime(clock, now);
 }
 
-/* The rest take what their callers pass: at most one word, or six. */
+/* The rest take as many words as their callers pass. */
 PROTOTYPE(int, fcntl, int fd, int command, ...)
 {
     va_list rest;
@@ -195,9 +195,10 @@ PROTOTYPE(int, prctl, int option, ...)
 PROTOTYPE(long, syscall, long number, ...)
 {
     va_list rest;
-    long word[6];
+    long word[6] = {0};
+    int n = number == SYS_pidfd_open ? 2 : number == SYS_pidfd_send_signal ? 4 : 6;
     va_start(rest, number);
-    for (int i = 0; i < 6; i++)
+    for (int i = 0; i < n; i++)
         word[i] = va_arg(rest, long);
     va_end(rest);
     if (number != SYS_pidfd_open)

@@ -4,7 +4,6 @@
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -140,13 +139,10 @@ static void a_dead_rank_wakes_everybody(void)
 {
     struct world w;
     struct pp3_plan plan = {0};
-    pid_t child = fork();
     int error, pidfd;
+    pid_t child = sleeper(&pidfd);
 
-    if (child == 0)
-        (void)pause();
     world_open(&w, 2, 4, 3);
-    pidfd = (int)syscall(SYS_pidfd_open, child, 0);
     EQUAL(pp3_rank_attach(w.engine, 1, pidfd), 0);
     EQUAL(pp3_rank_attach(w.engine, 2, pidfd), 0);
     (void)close(w.engine->engine->rank[2].pidfd);

@@ -1,8 +1,10 @@
 #include "world.h"
 
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -145,6 +147,20 @@ void world_ranks(struct world *w)
     for (uint32_t k = 1; k < w->shape.ranks; k++)
         EQUAL(pp3_rank_attach(w->engine, k, pidfd), 0);
     (void)close(pidfd);
+}
+
+int sleeper(int *pidfd)
+{
+    pid_t child = fork();
+
+    if (child == 0) {
+        (void)prctl(PR_SET_PDEATHSIG, SIGKILL, 0ul, 0ul, 0ul);
+        for (;;)
+            (void)pause();
+    }
+    *pidfd = (int)syscall(SYS_pidfd_open, child, 0);
+    CHECK(child > 0 && *pidfd >= 0);
+    return child;
 }
 
 /* ---- rounds ----------------------------------------------------------------------- */

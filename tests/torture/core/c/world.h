@@ -47,6 +47,9 @@ uint64_t *page_words(struct pp3_ring *r, uint32_t page);
 
 #define FAR (UINT64_MAX / 2) /* a deadline that does not come */
 
+/* A child that sleeps until it is killed, or this process ends; and its pidfd. */
+int sleeper(int *pidfd);
+
 /* What is done at a crash point, once, or at the n-th arrival. */
 void at_point(int point, int arrival, void (*act)(void *), void *argument);
 void at_no_point(void);
