@@ -175,7 +175,7 @@ FIGURE = Figure(
     unit="tests, instructions and rounds",
     claim="another number of tests than on x86-64, a torn round between two emulators, "
     "or an instruction that orders less than the text says",
-    steps={"short": 3, "medium": 7, "long": 61},
+    steps={"short": 3, "medium": 7, "long": 43},
     step=_step,
     planted={
         **{plant.name: _missed_order(plant) for plant in orders.PLANTS},

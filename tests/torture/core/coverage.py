@@ -21,7 +21,7 @@ from torture.core import program
 from torture.figure import CORE, Batch, Figure, Form
 
 TABLE = Path(__file__).resolve().parent / "uncovered.txt"
-TOOLS = program.Toolchain(("-O0", "--coverage"))
+TOOLS = program.Toolchain(("-O0", "--coverage"), link=("-Wl,-u,__gcov_dump",))
 EFFORT = {"short": 1, "medium": 2, "long": 10}
 
 

@@ -26,7 +26,7 @@ from pp3shm.proposal.proposal import propose_chain
 
 TOOLS = program.Toolchain(("-O0",))
 EFFORT = {"short": 1, "medium": 2, "long": 20}
-SAMPLES = {"short": 3, "medium": 30, "long": 300}
+SAMPLES = {"short": 3, "medium": 20, "long": 60}
 AROUND = range(-3, 4)
 
 

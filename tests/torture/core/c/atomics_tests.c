@@ -144,7 +144,7 @@ static void a_real_fork_loses_the_region(void)
     (void)fflush(stdout);
     pid_t child = fork();
     if (child == 0)
-        _exit(child_checks(&w, proxy));
+        leave(child_checks(&w, proxy));
     CHECK(waitpid(child, &status, 0) == child);
     EQUAL(status, 0);
     EQUAL(pp3_here(w.engine), 0);

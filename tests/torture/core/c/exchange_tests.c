@@ -172,7 +172,7 @@ static void a_proxy_dies_with_its_parent_or_says_why_not(void)
     (void)fflush(stdout);
     pid_t child = fork();
     if (child == 0)
-        exit(pp3_die_with_parent() != 0);
+        leave(pp3_die_with_parent() != 0);
     CHECK(waitpid(child, &status, 0) == child);
     EQUAL(status, 0);
     fail(PRCTL, 0, 1, EINVAL);

@@ -40,6 +40,9 @@ extern const char *emulator, *program;
 int child_main(const char *mode);           /* child.c */
 int pair_main(int argc, char **argv);       /* pair.c */
 
+/* Ends a forked child, without what an exit would do for the parent's threads. */
+void leave(int code);
+
 /* Sleeps a little until the condition holds, or fails the test after half a minute. */
 void doze(void);
 #define UNTIL(x)                                                                       \
