@@ -241,7 +241,67 @@ static void a_claim_nudges_only_a_sleeping_watchdog(void)
     world_close(&w);
 }
 
+/* What is told to people: who is behind, since when, and how much is in quarantine. */
+static void the_oldest_round_and_its_holder_are_told(void)
+{
+    struct world w;
+    struct pp3_why why;
+    uint64_t before = pp3_now();
+
+    world_open(&w, 2, 4, 2);
+    struct pp3_ring *proxy = world_proxy(&w);
+    EQUAL(pp3_oldest(proxy, &why), -EINVAL);
+    FORKED(EQUAL(pp3_oldest(w.engine, &why), -EOWNERDEAD));
+    EQUAL(pp3_ask(proxy, 0, FAR), -EINVAL);
+    FORKED(EQUAL(pp3_ask(w.engine, 0, FAR), -EOWNERDEAD));
+    EQUAL(pp3_rank_pidfd(proxy, 1), -1);
+    EQUAL(pp3_rank_pidfd(w.engine, 1), -1); /* not all attached, as far as seen */
+    FORKED(EQUAL(pp3_rank_pidfd(w.engine, 1), -1));
+    world_ranks(&w);
+    EQUAL(pp3_oldest(w.engine, &why), 0);
+    EQUAL(why.asked_ns, 0);
+    EQUAL(ask(w.engine, 1), 1);
+    EQUAL(ask(w.engine, 1), 2);
+    CHECK(pp3_rank_pidfd(w.engine, 1) >= 0);
+    EQUAL(pp3_rank_pidfd(w.engine, 2), -1);
+    EQUAL(pp3_oldest(w.engine, &why), -EAGAIN);
+    CHECK(why.rank == -1 && why.ticket == 1 && why.asked_ns >= before);
+    uint64_t first = take_one(proxy);
+    CHECK(first && take_one(proxy));
+    (void)pp3_expire(w.engine, 2);
+    EQUAL(pp3_oldest(w.engine, &why), -EBUSY);
+    CHECK(why.rank == 0 && why.ticket == 1);
+    release_all(&w, 1);
+    EQUAL(pp3_oldest(w.engine, &why), -EBUSY);
+    CHECK(why.rank == 0 && why.ticket == 2);
+    release_all(&w, 2);
+    EQUAL(pp3_oldest(w.engine, &why), 0);
+    EQUAL(ask(w.engine, 1), 3);
+    EQUAL(ask(w.engine, 1), 4);
+    EQUAL(pp3_counter(w.engine, PP3_COUNT_QUARANTINED), 2);
+    pp3_why(w.engine, &why);
+    CHECK(why.held_ticket == 1 && why.held_owner == proxy->owner &&
+          why.held_asked_ns >= before);
+    CHECK(take_one(proxy));
+    (void)pp3_expire(w.engine, 2);
+    release_all(&w, 3);
+    pp3_give_back(proxy, first);
+    EQUAL(ask(w.engine, FAR), 5); /* the quarantine is 3, 2 now: not in order */
+    pp3_why(w.engine, &why);
+    EQUAL(why.held_ticket, 2);
+    w.engine->engine->behind_ticket = 99; /* of no entry: nothing is known of it */
+    pp3_why(w.engine, &why);
+    EQUAL(why.asked_ns, 0);
+    world_close(&w);
+    world_open(&w, 2, 4, 1);
+    EQUAL(pp3_skip_tickets(w.engine, 50), 0);
+    EQUAL(pp3_oldest(w.engine, &why), 0); /* 48 and 49 were never asked */
+    world_close(&w);
+}
+
 const struct test engine_tests[] = {
+    {"the oldest round and its holder are told",
+     the_oldest_round_and_its_holder_are_told},
     {"a round goes all the way", a_round_goes_all_the_way},
     {"a claim is refused with its reason", a_claim_is_refused_with_its_reason},
     {"a dead rank holds nothing back", a_dead_rank_holds_nothing_back},

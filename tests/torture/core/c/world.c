@@ -173,7 +173,7 @@ static void fill(uint8_t *to, uint64_t t)
 
 int64_t ask(struct pp3_ring *engine, uint64_t deadline_ns)
 {
-    int64_t t = pp3_claim(engine, 0, deadline_ns);
+    int64_t t = pp3_ask(engine, 0, deadline_ns);
 
     if (t < 0)
         return t;
