@@ -4,6 +4,7 @@ The searches are those of tests/relacy; see docs/proof.md. `tests/test_ring_weak
 is their short form and stands alone, so the short form here has no step.
 """
 
+import hashlib
 import threading
 from pathlib import Path
 
@@ -19,9 +20,16 @@ _building = threading.Lock()
 
 
 def _program(where: Path, *, switched: bool) -> Path:
+    """Built once for each text: the directory outlives a change of it."""
+    texts = [*mutate.RING.glob("*.[ch]"), *search.HERE.iterdir()]
+    total = hashlib.sha256()
+    for path in sorted(path for path in texts if path.is_file()):
+        total.update(path.read_bytes())
+    place = where / total.hexdigest()[:16]
     with _building:
-        program = where / ("mutants" if switched else "scenes")
-        return program if program.exists() else search.build(where, switched=switched)
+        place.mkdir(parents=True, exist_ok=True)
+        program = place / ("mutants" if switched else "scenes")
+        return program if program.exists() else search.build(place, switched=switched)
 
 
 def _scene(where: Path, index: int, form: Form) -> Batch:
