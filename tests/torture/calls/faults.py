@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from pp3shm.ring import handover, region, segments
+from pp3shm.ring import doorstep, handover, region, segments
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,10 @@ def _counted_before_it_has_mapped() -> None:
     handover.Doorman._choose = choose
 
 
+def _no_door_is_swept() -> None:
+    doorstep.sweep_doorsteps = lambda: None
+
+
 def _a_descriptor_is_kept() -> None:
     usual = region.reopened
 
@@ -75,12 +79,13 @@ def _a_descriptor_is_kept() -> None:
 
 FAULTS = {
     "names of the dead stay": Fault(_nothing_is_swept, "create", "posix", 10),
-    "names are not locked": Fault(_no_lock, "create while swept", "posix", 10),
+    "names are not locked": Fault(_no_lock, "create while swept", "posix", 3),
     "a dead guest keeps its number": Fault(
         _a_number_is_lost, "attach a rank", "memfd", 10
     ),
     "a guest counts before it has mapped": Fault(
         _counted_before_it_has_mapped, "attach a rank", "memfd", 10
     ),
+    "doors of the dead stay": Fault(_no_door_is_swept, "open a door", "memfd", 5),
     "a descriptor is kept": Fault(_a_descriptor_is_kept, "attach a proxy", "memfd", 50),
 }

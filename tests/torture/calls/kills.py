@@ -14,7 +14,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 
 from torture.calls import faults, world
-from torture.calls.scenes import SCENES, Scene
+from torture.calls.scene import Scene
+from torture.calls.scenes import SCENES
 from torture.calls.trace import Victim
 from torture.calls.world import WrongError, descriptors, expect, mapped
 
@@ -32,15 +33,18 @@ class Found:
     first: str = ""
 
 
-def _judge(scene: Scene, victim: Victim, point: int | None) -> tuple[int, bool, str]:
-    stops, ended = victim.walk(point)
+def _judge(scene: Scene, victim: Victim, point: int | None) -> tuple[bool, str]:
+    ended = victim.walk(point)
     expect("stuck: the victim", holds=not victim.hung)
-    expect("the victim came to an end of its own", holds=ended or stops == point)
+    expect(
+        "the victim came to an end of its own",
+        holds=ended or victim.stops == (point or 0),
+    )
     if not ended and scene.stopped():
         expect("the victim goes on to its end", holds=victim.finish())
         scene.resumed()
     expect("its pidfd tells of the death", holds=victim.kill())
-    return stops, ended, scene.settle()
+    return ended, scene.settle()
 
 
 def kill_at(
@@ -61,12 +65,12 @@ def kill_at(
     before, maps = descriptors(), mapped()
     scene = make(kind)
     victim = scene.child = Victim(scene.victim)
-    ended, stops = False, 0
+    ended = False
     try:
         scene.begin()
         expect("the victim begins", holds=victim.prepare())
         scene.meanwhile()
-        stops, ended, outcome = _judge(scene, victim, point)
+        ended, outcome = _judge(scene, victim, point)
         found.outcomes[outcome] = found.outcomes.get(outcome, 0) + 1
         fault = ""
     except (WrongError, Pp3Error, OSError) as error:
@@ -83,9 +87,9 @@ def kill_at(
         more = [name for name in descriptors() if name not in before]
         fault = f"descriptors left {more}, {mapped() - maps} mappings left"
     found.tried += 1
-    found.stops = max(found.stops, stops)
+    found.stops = max(found.stops, victim.stops)
     found.bad += bool(fault)
-    found.first = found.first or (fault and f"killed at stop {stops}: {fault}")
+    found.first = found.first or (fault and f"killed at stop {victim.stops}: {fault}")
     return ended
 
 

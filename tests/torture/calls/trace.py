@@ -34,16 +34,19 @@ class Victim:
     Attributes:
         pid: Its process.
         pidfd: Readable when it is gone.
+        stops: How many there were on the last walk.
         hung: It did not come to a point within a minute, and was killed.
     """
 
     def __init__(self, body: Callable[[], None]) -> None:
         self.hung = False
+        self.stops = 0
         self.pid = os.fork()
         if self.pid == 0:
             _be_victim(body)
         self.pidfd = os.pidfd_open(self.pid)
         os.waitpid(self.pid, _WALL)
+        self._at = self.pid  # the thread that stands still
         self._ptrace(_SETOPTIONS, self.pid, _GOOD | _CLONE | _EXITKILL)
 
     @staticmethod
@@ -56,18 +59,19 @@ class Victim:
         """Lets it come to its first mark; False if it ended before."""
         return self._run(_CONT, None)[1]
 
-    def walk(self, limit: int | None) -> tuple[int, bool]:
+    def walk(self, limit: int | None) -> bool:
         """On to a point.
 
         Args:
             limit: How many stops; None: to the end.
 
         Returns:
-            How many there were, and whether it stands at its second mark.
+            Whether it stands at its second mark.
         """
         if limit == 0:
-            return 0, False
-        return self._run(_SYSCALL, limit)
+            return False
+        self.stops, ended = self._run(_SYSCALL, limit)
+        return ended
 
     def finish(self) -> bool:
         """From where it stands to its second mark."""
@@ -88,9 +92,10 @@ class Victim:
 
     def _follow(self, request: int, limit: int | None) -> tuple[int, bool]:
         stops = 0
-        self._ptrace(request, self.pid)
+        self._ptrace(request, self._at)
         while True:
             pid, status = os.waitpid(-1, _WALL)
+            self._at = pid
             if not os.WIFSTOPPED(status):
                 if pid == self.pid:
                     return stops, False
