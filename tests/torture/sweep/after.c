@@ -1,10 +1,12 @@
 /* After the death: survivors go on, and what has to be so at the end. */
 #include "sweep.h"
 
+/* By every rank that lives: its next round may have begun to be written. */
 static int all_acknowledged(const struct world *w, uint32_t e)
 {
     for (uint32_t k = 0; k < RANKS; k++)
-        if (w->last.ack[k][e] < pp3_ticket(w->last.state[e]))
+        if (w->last.ack[k][e] < pp3_ticket(w->last.state[e]) &&
+            !(w->rank_dead && k == VICTIM_RANK))
             return 0;
     return 1;
 }
@@ -115,7 +117,7 @@ static void pages_back(struct world *w)
 
 static void nobody_counted(struct world *w)
 {
-    uint32_t most = w->scene->role == RANK, found = 0;
+    uint32_t most = w->scene->role != PROXY, found = 0;
 
     for (uint32_t e = 0; e < ROUNDS; e++)
         found += PP3_LOAD(&w->rank.ring->entries[e].waiters, acquire);

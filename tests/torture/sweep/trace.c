@@ -1,4 +1,7 @@
-/* The victim under ptrace, one instruction at a time; and the sleeper. */
+/* The victim under ptrace, one instruction at a time; and the sleeper.
+ *
+ * On aarch64 a step between a load-exclusive and its store never lets the store
+ * succeed: there it takes a machine with the atomic instructions of version 8.1. */
 #include "sweep.h"
 
 #include <elf.h>
