@@ -9,17 +9,15 @@ import contextlib
 import errno
 import os
 import select
-import shutil
 import socket
 import struct
-import tempfile
 import threading
 import time
 import weakref
-from pathlib import Path
 from typing import Self
 
 from pp3shm.errors import Pp3Error, RegionError
+from pp3shm.ring.doorstep import Doorstep
 from pp3shm.ring.record import PROXY, RANK, RECORD_BYTES, WRITABLE
 from pp3shm.ring.region import Region
 from pp3shm.ring.ring import EngineEnd, ProxyEnd, RankEnd
@@ -213,10 +211,10 @@ class Doorman:
         self._attached: set[int] = set()
         self._changed = threading.Condition()
         self._guests = threading.BoundedSemaphore(_MOST_GUESTS)
-        self._directory: str | None = None
+        self._doorstep: Doorstep | None = None
         if kind == "path":
-            self._directory = tempfile.mkdtemp(prefix="pp3shm-")  # 0700 by itself
-            self.address = str(Path(self._directory) / "ranks")
+            self._doorstep = Doorstep()
+            self.address = str(self._doorstep.socket)
         elif kind == "abstract":
             self.address = f"@pp3shm-{os.urandom(16).hex()}"
         else:
@@ -338,8 +336,11 @@ class Doorman:
             end.close()
         while self._pidfds:
             os.close(self._pidfds.popitem()[1])
-        if self._directory is not None and self._process == os.getpid():
-            shutil.rmtree(self._directory, ignore_errors=True)
+        step, self._doorstep = self._doorstep, None
+        if step is not None and self._process == os.getpid():
+            step.close()
+        elif step is not None:
+            step.leave()
 
     def __enter__(self) -> Self:
         """The doorman itself."""
