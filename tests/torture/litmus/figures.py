@@ -21,7 +21,7 @@ from torture.litmus import library, places, relacy_side
 from torture.litmus.shape import Orders, Shape
 
 # Assignments of orders to each shape, and how many of them are one step.
-MOST = {"short": 0, "medium": 100, "long": 8192}
+MOST = {"short": 0, "medium": 100, "long": 4096}
 PORTION = {"short": 1, "medium": 1000, "long": 512}
 FIXED = 2  # steps before: the literature, the text and its mutants
 # What of Relacy's explains a difference; the first that does is named.

@@ -1,6 +1,7 @@
 """The shapes under Relacy: litmus.cpp, fed with what shape.py has read."""
 
 import ast
+import hashlib
 import subprocess
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -43,7 +44,7 @@ class Found:
 
 
 def build(where: Path) -> Path:
-    """Compiles the interpreter, once.
+    """Compiles the interpreter, once for each text of it.
 
     Args:
         where: A directory for it.
@@ -51,10 +52,12 @@ def build(where: Path) -> Path:
     Returns:
         The program.
     """
-    program = where / "litmus"
+    source = HERE / "litmus.cpp"
+    digest = hashlib.sha256(source.read_bytes()).hexdigest()[:16]
+    program = where / f"litmus-{digest}"  # an older one has another language
     if not program.exists():
-        half = where / "litmus.half"
-        command = ["g++", "-std=c++11", "-w", "-O1", str(HERE / "litmus.cpp")]
+        half = program.with_suffix(".half")
+        command = ["g++", "-std=c++11", "-w", "-O1", str(source)]
         subprocess.run([*command, "-o", str(half)], check=True)
         half.rename(program)
     return program
