@@ -23,10 +23,9 @@ SMALL = {
     },
 }
 MIDDLE = {
-    "a proxy killed, no successor": {"owners": 1, "last": 1, "kills": 1},
     "two laps": {"owners": 1},
-    "a proxy stopped": {"owners": 1, "stops": 1, "unanswered": 1},
-    "no watchdog": {"owners": 1, "watched": 0, "kills": 1},
+    "a proxy killed, no successor": {"owners": 1, "last": 1, "kills": 1},
+    "a proxy stopped": {"owners": 1, "last": 1, "stops": 1, "unanswered": 1},
     "nobody but the waiter": {
         "owners": 1,
         "watched": 0,
@@ -34,24 +33,25 @@ MIDDLE = {
         "kill_stopped": 0,
         "last": 3,
     },
-    "no slices": {"owners": 1, "sliced": 0, "last": 1, "kills": 1},
+    "no watchdog": {"owners": 1, "watched": 0, "kills": 1},
+    "no slices": {"owners": 1, "sliced": 0, "last": 1},
     "two entries": {"owners": 1, "rounds": 2, "pages": 3},
-    "two ranks, one killed": {"owners": 1, "ranks": 2, "rank_kills": 1, "last": 1},
-    "a cancel, a refusal": {"owners": 1, "cancels": 1, "refusals": 1},
 }
 LARGE = {
-    "a proxy killed": {"last": 1, "kills": 1},
     "four laps": {"owners": 1, "last": 4},
-    "a proxy killed, two laps": {"kills": 1},
-    "a proxy stopped, two laps": {"stops": 1, "unanswered": 1},
-    "no watchdog, a successor": {"watched": 0, "kills": 1},
-    "a successor beside a late one": {"beside": 1},
+    "a proxy killed": {"last": 1, "kills": 1},
+    "a proxy killed, two laps": {"owners": 1, "kills": 1},
+    "a proxy stopped, two laps": {"owners": 1, "stops": 1, "unanswered": 1},
+    "a cancel, a refusal, two laps": {"owners": 1, "cancels": 1, "refusals": 1},
+    "no slices, a proxy killed": {"owners": 1, "sliced": 0, "last": 1, "kills": 1},
     "two entries, three rounds": {"owners": 1, "rounds": 2, "pages": 3, "last": 3},
-    "two ranks, one killed, two laps": {"owners": 1, "ranks": 2, "rank_kills": 1},
+    "two ranks, two laps": {"owners": 1, "ranks": 2},
+    "two ranks, one killed": {"owners": 1, "ranks": 2, "rank_kills": 1, "last": 1},
+    "a successor beside a late one": {"beside": 1},
 }
 CONFIGURATIONS = {"short": SMALL, "medium": MIDDLE, "long": MIDDLE | LARGE}
 # Every row of ring.h's table has to be taken here.
-ROWS = {"owners": 1, "kills": 1, "cancels": 1, "refusals": 1}
+ROWS = {"ranks": 0, "owners": 1, "kills": 1, "cancels": 1, "refusals": 1}
 _building = threading.Lock()
 
 

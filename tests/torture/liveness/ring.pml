@@ -414,6 +414,7 @@ proctype watchdog()
     short w;
     bool won, first;
 
+end:
     do
     :: atomic { OVER(0) || OVER(1) -> e = (OVER(0) -> 0 : 1); w = state[e] }; /* pp3_expire: LOAD state */
         if
@@ -425,9 +426,8 @@ proctype watchdog()
     :: atomic { gone[2] && !buried[2] -> id = 2 }; owner_gone(id); id = 0
     :: atomic { gone[3] && !buried[3] -> id = 3 }; owner_gone(id); id = 0
     :: atomic { gone[4] && !buried[4] -> id = 4 }; owner_gone(id); id = 0
-    :: engine_done -> break
     od;
-out: atomic { id = 0; e = 0; w = 0 }
+out: skip /* never reached: it cannot die alone */
 }
 
 /* One live proxy at a time: the old one is seen dead before a new one has its id. */
@@ -444,7 +444,7 @@ end:    (halted[id] || beside); /* it is killed, where it was stopped */
         if
         :: kill_stopped && !beside && watched ->
             gone[id] = true;
-end2:       buried[id] /* unless all is over */
+            buried[id]
         :: kill_stopped && !beside && !watched -> gone[id] = true; owner_gone(id)
         :: else
         fi;
@@ -465,7 +465,7 @@ end:
     od
 }
 
-#define MORTAL(id) (!halted[id] && !engine_done)
+#define MORTAL(id) (!halted[id])
 
 /* Kills and stops whom it likes, or nobody more. */
 proctype killer()
