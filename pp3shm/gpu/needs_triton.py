@@ -27,8 +27,7 @@ def kernels(name: str, device: torch.device) -> ModuleType:
         if error.name != "triton":
             raise  # it is there and broken: its own error says more
         raise ImportError(
-            f"pp3shm.gpu.{name}: expected triton, found none: "
-            "pip install 'pp3shm[gpu]'",
+            "pp3shm.gpu: expected triton, found none: pip install 'pp3shm[gpu]'",
             name="triton",
         ) from error
     module = import_module(f"pp3shm.gpu.{name}")
