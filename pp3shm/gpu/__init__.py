@@ -15,6 +15,7 @@ except ModuleNotFoundError as error:
         name="torch",
     ) from error
 
+from pp3shm.gpu.carrier import DraftLogits
 from pp3shm.gpu.result import VerifiedTensors
 from pp3shm.gpu.scatter import DraftProbs, Fault, Mode
 from pp3shm.gpu.sparse import SparseVerifier
@@ -23,6 +24,7 @@ from pp3shm.gpu.verify import key_words, verify
 from pp3shm.gpu.views import Page, ReplyTensors
 
 __all__ = [
+    "DraftLogits",
     "DraftProbs",
     "Fault",
     "Mode",
