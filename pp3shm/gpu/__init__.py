@@ -16,6 +16,7 @@ except ModuleNotFoundError as error:
     ) from error
 
 from pp3shm.gpu.carrier import DraftLogits
+from pp3shm.gpu.propose import ChainTensors, Proposer, Refusal
 from pp3shm.gpu.result import VerifiedTensors
 from pp3shm.gpu.scatter import DraftProbs, Fault, Mode
 from pp3shm.gpu.sparse import SparseVerifier
@@ -24,11 +25,14 @@ from pp3shm.gpu.verify import key_words, verify
 from pp3shm.gpu.views import Page, ReplyTensors
 
 __all__ = [
+    "ChainTensors",
     "DraftLogits",
     "DraftProbs",
     "Fault",
     "Mode",
     "Page",
+    "Proposer",
+    "Refusal",
     "ReplyTensors",
     "SparseVerifier",
     "VerifiedTensors",
