@@ -21,6 +21,16 @@ of two of it, so that the subtraction is exact.
 import triton
 import triton.language as tl
 
+__all__ = [
+    "accept_uniform",
+    "philox",
+    "power_of_two",
+    "rate_of",
+    "residual_uniform",
+    "run_of",
+    "weights",
+]
+
 
 @triton.jit
 def accept_uniform(key, round_, position):

@@ -149,7 +149,7 @@ def test_mixed_requests_agree_with_the_reference(triton_device, vocab, depth, k,
 
 def test_nothing_went_untested(triton_device):
     """Every kind of last token, every number accepted, an empty residual."""
-    batch = Batch(1, 256, 40, 5)
+    batch = Batch(1, 192, 40, 5)
     found = _run(batch, triton_device, batch.p, logits=False).read()
     same(batch.reference(batch.p), found)
     assert set(found.last) == {"correction", "bonus", "target"}
@@ -169,7 +169,7 @@ def test_the_vocabulary_of_a_real_model(triton_device, block):
 
 
 def test_blocks_change_no_bit(triton_device):
-    batch = Batch(3, 16, 3000, 3)
+    batch = Batch(3, 8, 2100, 2)
     logits = batch.logits()
     results = [
         bits(
@@ -177,7 +177,7 @@ def test_blocks_change_no_bit(triton_device):
                 batch,
                 triton_device,
                 logits,
-                verifier=SparseVerifier(16, 3, 3000, triton_device, block=block),
+                verifier=SparseVerifier(8, 2, 2100, triton_device, block=block),
             )
         )
         for block in (None, 512, 2048)
@@ -187,7 +187,7 @@ def test_blocks_change_no_bit(triton_device):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_every_dtype_is_read_as_the_numbers_it_holds(triton_device, dtype):
-    batch = Batch(4, 64, 300, 4)
+    batch = Batch(4, 32, 120, 4)
     logits = _on("cpu", batch.logits()).to(dtype)
     found = _run(batch, triton_device, logits[batch.slots].to(triton_device)).read()
     same(batch.reference(logits.float().numpy(), logits=True), found)
@@ -232,7 +232,7 @@ def test_a_logit_mask_is_added_in_fp32_and_broadcasts(triton_device):
 
 @pytest.mark.parametrize("temperature", [1e-30, 1e-4, 0.05, 40.0, 1e30])
 def test_any_temperature_agrees_with_the_reference(triton_device, temperature):
-    batch = Batch(7, 64, 80, 3, modes=[SAMPLED])
+    batch = Batch(7, 32, 60, 2, modes=[SAMPLED])
     batch.temperature[:] = temperature
     logits = (batch.logits() * 30).astype(np.float32)
     logits[:, :, 3] = -1e30  # finite, as some engines mask
@@ -242,15 +242,15 @@ def test_any_temperature_agrees_with_the_reference(triton_device, temperature):
 
 def test_composition_and_order_of_a_batch_change_no_bit(triton_device):
     """Each request alone, in a subset, and among others in other slots."""
-    batch = Batch(8, 48, 200, 5)
+    batch = Batch(8, 32, 120, 3)
     logits = batch.logits()
-    whole = bits(_run(batch, triton_device, logits, slots=range(48)))
+    whole = bits(_run(batch, triton_device, logits, slots=range(32)))
     for slots in ([7], batch.slots[:11]):
         found = bits(_run(batch, triton_device, logits, slots=list(slots)))
         for name, values in found.items():
             assert [whole[name][s] for s in slots] == values
     # The same rows in other slots of another page.
-    turned = np.roll(np.arange(48), 5)
+    turned = np.roll(np.arange(32), 5)
     page = batch.tensors(triton_device)
     rows = _on(triton_device, turned)
     moved = ReplyTensors(
@@ -260,9 +260,9 @@ def test_composition_and_order_of_a_batch_change_no_bit(triton_device):
             for name in ("status", "tokens", "confidence", "mask", "ids", "q")
         },
     )
-    arguments = batch.arguments(range(48), triton_device)
+    arguments = batch.arguments(range(32), triton_device)
     arguments["slots"] = np.argsort(turned).tolist()
-    verifier = SparseVerifier(48, 5, 200, triton_device)
+    verifier = SparseVerifier(32, 3, 120, triton_device)
     assert whole == bits(
         verifier.verify(_on(triton_device, logits), moved, **arguments)
     )
@@ -285,14 +285,14 @@ def test_what_memory_held_before_reaches_no_result(triton_device):
 
 def test_greedy_ties_go_to_the_lower_id(triton_device):
     """Also between 0.0 and -0.0, and between blocks."""
-    batch = Batch(10, 32, 1100, 2, modes=[GREEDY, FAILED])
+    batch = Batch(10, 16, 1100, 2, modes=[GREEDY, FAILED])
     batch.temperature[:] = 0.0
-    logits = np.full((32, 3, 1100), -5.0, np.float32)
-    for at in np.ndindex(32, 3):
+    logits = np.full((16, 3, 1100), -5.0, np.float32)
+    for at in np.ndindex(16, 3):
         ids = np.sort(batch.random.choice(1100, 3, replace=False))
         logits[at][ids] = [[-0.0, 0.0, 0.0], [2.0, 2.0, 2.0]][at[0] % 2]
     batch.page.tokens[:] = np.where(
-        batch.random.random((32, 2)) < 0.7, logits[:, :2].argmax(-1), 9
+        batch.random.random((16, 2)) < 0.7, logits[:, :2].argmax(-1), 9
     )
     found = _run(batch, triton_device, logits).read()
     same(batch.reference(logits, logits=True), found)
