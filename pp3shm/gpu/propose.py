@@ -3,7 +3,7 @@
 The definition is :mod:`pp3shm.proposal.reference`, and this agrees with it to the bit
 but for one thing: ``exp`` in FP64 is the C library's there and the device's here. Where
 the two differ in the last place and a share lies that close to a whole number, a count
-differs by 1 (some 1e-7 of rows); q is then still what the token was drawn from.
+differs by 1 (some 1e-8 of rows); q is then still what the token was drawn from.
 
 A chain is two or three kernels per depth, one after the other on the current stream:
 no synchronisation, no allocation where every argument is a tensor, one CUDA graph.

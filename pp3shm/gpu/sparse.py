@@ -38,8 +38,9 @@ if TYPE_CHECKING:
 RUN = 512
 """Ids whose weights are summed as one, and that a draw walks."""
 
-BLOCK = 4096
-"""Ids that one program reads, on CUDA."""
+BLOCK = 1024
+"""Ids that one program, of one warp, reads on CUDA: a run is reduced within a warp, so
+that no program waits for another warp and a third of the instructions go."""
 
 CHUNK = 8
 """Support ids whose runs are summed again at once, on CUDA."""
@@ -73,7 +74,7 @@ class SparseVerifier:
         device: where everything lives; the CPU only where Triton interprets.
         support: ids of a row of q.
         block: ids that one program reads, a multiple of the run of ids that is summed
-            as one (512, or less for a small vocabulary); None: 4096, and where Triton
+            as one (512, or less for a small vocabulary); None: 1024, and where Triton
             interprets the whole vocabulary and all rows at once.
 
     Raises:
@@ -334,7 +335,9 @@ class SparseVerifier:
             *both, call.temperature, self._mode, self._error, n,
             self._largest, self._sums, self.vocab, depth, self._runs,
             **form, REQS=self._sum_requests, ROWS=self._rows,
-            RUNS=self._runs_at_once, RUN=self._run, **options,
+            RUNS=self._runs_at_once, RUN=self._run,
+            num_warps=max(1, min(8, self._runs_at_once * self._run // BLOCK)),
+            **options,
         )  # fmt: skip
         self._decide.decide[programs,](
             *both, call.round, call.positions, call.keys,

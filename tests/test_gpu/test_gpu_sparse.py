@@ -156,11 +156,11 @@ def test_nothing_went_untested(triton_device):
     assert set(range(6)) == set(found.accepted.tolist())
 
 
-@pytest.mark.parametrize("block", [512, 4096, None])
+@pytest.mark.parametrize("block", [1024, 8192, None])
 def test_the_vocabulary_of_a_real_model(triton_device, block):
     """129280, in one block and in the blocks of CUDA."""
-    if block == 512 and triton_device == "cpu":
-        pytest.skip("1500 interpreted programs show no more than 190 do")
+    if block == 1024 and triton_device == "cpu":
+        pytest.skip("760 interpreted programs show no more than 100 do")
     batch = Batch(2, 1, 129280, 5, modes=[SAMPLED])
     verifier = SparseVerifier(1, 5, 129280, triton_device, block=block)
     logits = batch.logits()
