@@ -106,9 +106,13 @@ def _spoiled():
 
     def halves(page, slot):
         """Still adding up to 1, but not in whole shares."""
-        at = page.q[slot, 0].argmax()
-        page.q[slot, 0, at] -= 2.0**-25
-        page.q[slot, 0, (at + 1) % 32] += 2.0**-25
+        page.q[slot, 0] = 1 / 32
+        page.q[slot, 0, 3:5] += [-(2.0**-25), 2.0**-25]
+
+    def quarter(page, slot):
+        """Whole shares add up to 1, and there is a part of one more."""
+        page.q[slot, 0] = 1 / 32
+        page.q[slot, 0, 3] += 2.0**-26
 
     def no_mass(page, slot):
         at = np.flatnonzero(page.ids[slot, 1] == page.tokens[slot, 1])[0]
@@ -127,6 +131,7 @@ def _spoiled():
         "mass beyond 1": (put("q", 0.75, 1, 1), Fault.MASS),
         "no mass at all": (put("q", 0.0, 1), Fault.MASS),
         "halves of shares": (halves, Fault.MASS),
+        "a quarter of a share": (quarter, Fault.MASS),
         "no mass at the draft": (no_mass, Fault.MASS),
         "a draft of 2**31 - 1": (put("tokens", 2**31 - 1, 0), Fault.TOKEN),
         "a draft of -1": (put("tokens", -1, 2), Fault.TOKEN),
@@ -142,13 +147,10 @@ def test_a_row_that_fails_a_check_emits_nothing_and_the_others_do(triton_device)
     cases = _spoiled()
     n = 2 * len(cases)
     batch = Batch(23, n, 60, 3, modes=[SAMPLED])
-    # The shares of the halves' row are to be small enough to be changed by 2**-25.
     logits = batch.logits()
     clean = bits(_run(batch, triton_device, logits))
     faults = {}
     for at, (spoil, fault) in enumerate(cases.values()):
-        if spoil.__name__ == "halves":
-            batch.page.q[2 * at, 0] = 1 / 32
         spoil(batch.page, 2 * at)
         faults[2 * at] = fault
     found = _run(batch, triton_device, logits)
