@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
 from typing import TYPE_CHECKING
+
+import torch
 
 from pp3shm.errors import ConfigError
 
 if TYPE_CHECKING:
     from types import ModuleType
-
-    import torch
 
 
 def kernels(name: str, device: torch.device) -> ModuleType:
@@ -36,6 +37,13 @@ def kernels(name: str, device: torch.device) -> ModuleType:
         expected = "cuda, or TRITON_INTERPRET=1 before triton is imported"
         raise ConfigError("device", expected, device)
     return module
+
+
+def on_device_of(tensor: torch.Tensor) -> AbstractContextManager[object]:
+    """Makes the tensor's CUDA device the current one, on which Triton launches."""
+    if not tensor.is_cuda:
+        return nullcontext()
+    return torch.cuda.device(tensor.device)
 
 
 def power_of_two(least: int) -> int:

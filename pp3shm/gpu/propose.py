@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from pp3shm.errors import ConfigError, ProposalError
-from pp3shm.gpu.needs_triton import kernels, power_of_two
+from pp3shm.gpu.needs_triton import kernels, on_device_of, power_of_two
 from pp3shm.gpu.staging import Staging
 from pp3shm.proposal.arguments import RULES
 from pp3shm.proposal.proposal import Chains
@@ -338,10 +338,11 @@ class Proposer:
     ) -> ChainTensors:
         n = len(logits)
         self._refusal.zero_()
-        for i in range(self.depth if n else 0):
-            row = logits[:, i]
-            self._step(i, n, row, before, (keys, round_, positions), given=given)
-            before = self._tokens[:, i]
+        with on_device_of(logits):
+            for i in range(self.depth if n else 0):
+                row = logits[:, i]
+                self._step(i, n, row, before, (keys, round_, positions), given=given)
+                before = self._tokens[:, i]
         return ChainTensors(
             self._ids[:n],
             self._q[:n],

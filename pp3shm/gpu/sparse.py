@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from pp3shm.errors import ConfigError
-from pp3shm.gpu.needs_triton import kernels, power_of_two
+from pp3shm.gpu.needs_triton import kernels, on_device_of, power_of_two
 from pp3shm.gpu.result import VerifiedTensors
 from pp3shm.gpu.sparse_arguments import expand_mask, expect_page, expect_target
 from pp3shm.gpu.staging import Staging
@@ -283,7 +283,8 @@ class SparseVerifier:
         if added is not None:
             added = expand_mask(added, shape, self.device, logits=logits)
         if call.n:
-            self._launch(target, page, call, added, flags, logits=logits)
+            with on_device_of(target):
+                self._launch(target, page, call, added, flags, logits=logits)
         n = call.n
         return VerifiedTensors(
             tokens=self._tokens[:n],
