@@ -374,6 +374,21 @@ def test_a_round_as_a_tensor_is_read_by_the_kernels(triton_device):
     assert later.read().errors[0].found == batch.round
 
 
+def test_a_page_without_q_verifies_greedy_rows_and_failed_ones_at_any_temperature(
+    triton_device,
+):
+    """A greedy profile has no mask, ids and q."""
+    batch = Batch(15, 32, 50, 2, modes=[GREEDY, FAILED])
+    page = batch.tensors(triton_device)
+    bare = ReplyTensors(page.round, page.status, page.tokens, page.confidence)
+    logits = batch.logits()
+    found = _run(batch, triton_device, logits, page=bare).read()
+    batch.page.mask = batch.page.ids = batch.page.q = None
+    same(batch.reference(logits, logits=True), found)
+    assert {"target", "correction"} <= set(found.last)
+    assert any(batch.temperature > 0)
+
+
 def test_without_requests_nothing_is_done(triton_device):
     batch = Batch(13, 4, 40, 4)
     found = _run(batch, triton_device, batch.logits(), slots=[]).read()
