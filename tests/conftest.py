@@ -4,12 +4,18 @@ import os
 import secrets
 import socket
 import time
+from pathlib import Path
 
 import pytest
 
 # Processes that tests start import the installed package too, never the source tree
 # that they happen to be started in.
 os.environ["PYTHONSAFEPATH"] = "1"
+
+# Without a CUDA device, Triton's kernels are run by its interpreter. It is chosen when
+# triton is first imported, and another test than those of the kernels may be first.
+if not Path("/dev/nvidiactl").exists():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
 @pytest.fixture

@@ -32,7 +32,7 @@ class VerifiedTensors:
         mode: (B,) int64 of :class:`Mode`, how the request was verified.
         slots: (B,) int64.
         round_of_row: (B,) int64, the round the slot's row is of, or -1.
-        round: the round that was verified.
+        round: the round that was verified, an int64 tensor where it was given as one.
     """
 
     tokens: Tensor
@@ -43,7 +43,7 @@ class VerifiedTensors:
     mode: Tensor
     slots: Tensor
     round_of_row: Tensor
-    round: int
+    round: int | Tensor
 
     def read(self) -> Verified:
         """The results on the host, as the reference gives them.
@@ -62,6 +62,7 @@ class VerifiedTensors:
         table = torch.cat([torch.stack(columns, 1).to(torch.int64), self.tokens], 1)
         host = table.cpu().numpy()
         depth = self.tokens.shape[1] - 1
+        round_ = int(self.round) & MASK64
         return Verified(
             tokens=host[:, len(columns) :].astype(np.int32),
             count=host[:, 0].astype(np.int32),
@@ -72,7 +73,7 @@ class VerifiedTensors:
             ),
             no_mass=host[:, 3] != 0,
             errors=tuple(
-                _error(error, slot, found, self.round)
+                _error(error, slot, found, round_)
                 for error, slot, found in host[:, (2, 5, 6)].tolist()
             ),
         )

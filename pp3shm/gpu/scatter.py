@@ -13,7 +13,7 @@ from pp3shm.layout.tables import SUPPORT, Status
 from pp3shm.rng import MASK64
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from torch import Tensor
 
@@ -53,10 +53,14 @@ class _Snapshot(NamedTuple):
     q: Tensor  # (B, depth, 32) float32
 
 
-def _require(
+def require(
     name: str, tensor: Tensor, shape: tuple[int, ...], device: torch.device
 ) -> None:
-    """The caller's own buffer must be dense FP32 of exactly this shape, here."""
+    """The caller's own buffer must be dense FP32 of exactly this shape, here.
+
+    Raises:
+        ConfigError: it is not.
+    """
     if tensor.dtype != torch.float32:
         raise ConfigError(f"{name}.dtype", torch.float32, tensor.dtype)
     if tuple(tensor.shape) != shape:
@@ -67,85 +71,46 @@ def _require(
         raise ConfigError(name, "contiguous", f"strides {tensor.stride()}")
 
 
-class DraftProbs:
-    """The drafts of each slot and the q they were drawn from, of one round.
+class SlotRows:
+    """Rows by slot in a dense FP32 buffer, of which only 32 columns are ever written.
 
-    No method synchronises a device, except where it says so.
+    What :class:`DraftProbs` and :class:`pp3shm.gpu.carrier.DraftLogits` share: the
+    copy and the checks of a page, and the erasure of what the round before wrote.
 
     Args:
-        max_slots: slots, as in the profile.
-        depth: drafts per slot.
-        vocab: size of the target's vocabulary, at least 32.
-        device: where everything lives; None: where ``draft_probs`` does, or the CPU.
-        draft_probs: the caller's own buffer, used instead of a new one; erased here.
+        buffer: (max_slots, depth, vocab) float32, contiguous; filled here.
+        erased: what stands off support.
 
     Attributes:
-        draft_probs: (max_slots, depth, vocab) float32, contiguous; row (s, i) is q
-            of draft i in slot s, zero off support; all zero for a slot that is not
-            sampled.
         drafts: (max_slots, depth) int64; -1 for a target-only slot.
         mode_of_slot: (max_slots,) int64 of :class:`Mode`.
         fault_of_slot: (max_slots,) int64 of :class:`Fault`, what was found here.
         round_of_slot: (max_slots,) int64, the round each row is of (two's
             complement), or -1.
-
-    Raises:
-        ConfigError: a size, dtype, shape or layout that cannot be used.
     """
 
-    def __init__(
-        self,
-        max_slots: int,
-        depth: int,
-        vocab: int,
-        device: torch.device | str | None = None,
-        draft_probs: Tensor | None = None,
-    ) -> None:
-        shape = (max_slots, depth, vocab)
-        if max_slots < 1 or depth < 1 or vocab < SUPPORT:
-            raise ConfigError("draft_probs.shape", "at least (1, 1, 32)", shape)
-        if draft_probs is None:
-            draft_probs = torch.empty(
-                shape, dtype=torch.float32, device=device or "cpu"
-            )
-        # An empty tensor knows which "cuda" is meant.
-        here = draft_probs if device is None else torch.empty(0, device=device)
-        _require("draft_probs", draft_probs, shape, here.device)
-        self.draft_probs = draft_probs.zero_()
-        self.max_slots, self.depth, self.vocab = shape
-        self.device = draft_probs.device
-        slots = draft_probs.new_zeros(max_slots, dtype=torch.int64)
+    def __init__(self, buffer: Tensor, erased: float) -> None:
+        self._buffer = buffer.fill_(erased)
+        self._erased = erased
+        self.max_slots, self.depth, self.vocab = buffer.shape
+        self.device = buffer.device
+        slots = buffer.new_zeros(self.max_slots, dtype=torch.int64)
         self.mode_of_slot = slots + Mode.TARGET_ONLY
         self.fault_of_slot = slots + Fault.NONE
         self.round_of_slot = slots + NONE
-        self.drafts = (slots[:, None] - 1).repeat(1, depth)
+        self.drafts = (slots[:, None] - 1).repeat(1, self.depth)
         # The support of a slot without q, as in the page: any 32 valid ids do.
         self._no_ids = torch.arange(SUPPORT, device=self.device)
-        self._ids = self._no_ids.repeat(max_slots, depth, 1)
+        self._ids = self._no_ids.repeat(self.max_slots, self.depth, 1)
 
-    def scatter_q(
-        self, views: ReplyTensors, round_: int, stale: Sequence[int] = ()
+    def _take(
+        self,
+        views: ReplyTensors,
+        round_: int,
+        stale: Sequence[int],
+        carried: Callable[[Tensor], Tensor],
     ) -> None:
-        """Take the page of ``round_`` into every slot. Does not synchronise.
-
-        Of each row the 32 columns written last are erased, and the 32 new ones
-        written, exactly as they stand in the page. Slots that are failed, absent or
-        greedy get rows of zeros. All that is used is copied first and the copy is
-        checked (:func:`page_fault`), so that bytes changed meanwhile reach nothing.
-        Verification refuses a slot that fails, and ``fault_of_slot`` says why. A page
-        of another round leaves all slots without a round, which it refuses too.
-        On the CPU the page is no longer needed when this returns.
-
-        Args:
-            views: tensors of the page on this object's device; a greedy profile's
-                have no mask, ids and q.
-            round_: the round that is expected there.
-            stale: slots that were closed or opened anew since the round was asked
-                (``Reply.stale``): failed, whatever stands in the page.
-
-        Raises:
-            ConfigError: views of another device or layout, or an impossible round.
-        """
+        """Erase the columns written last, and write what ``carried`` makes of q."""
         self._expect(views, round_)
         of_round = views.round == signed(round_)
         page = self._snapshot(views, of_round)
@@ -155,8 +120,9 @@ class DraftProbs:
         sampled = (mode == Mode.SAMPLED)[:, None, None]
         ids = torch.where(sampled, page.ids, self._no_ids)
 
-        self.draft_probs.scatter_(2, self._ids, 0.0)
-        self.draft_probs.scatter_(2, ids, torch.where(sampled, page.q, 0.0))
+        self._buffer.scatter_(2, self._ids, self._erased)
+        written = torch.where(sampled, carried(page.q), self._erased)
+        self._buffer.scatter_(2, ids, written)
         self._ids.copy_(ids)
         self.drafts.copy_(
             torch.where((mode == Mode.TARGET_ONLY)[:, None], -1, page.drafts)
@@ -164,44 +130,6 @@ class DraftProbs:
         self.mode_of_slot.copy_(mode)
         self.fault_of_slot.copy_(fault)
         self.round_of_slot.copy_(torch.where(of_round, signed(round_), NONE))
-
-    def draft_logits(
-        self,
-        temperature: float | Sequence[float] | Tensor,
-        out: Tensor | None = None,
-    ) -> Tensor:
-        """``T * log q``, for samplers that take the drafter's logits.
-
-        Such a sampler divides by its temperature and takes its own softmax, and so
-        gets q back within a few units of FP32's last place. The carrier must stay
-        FP32 (bf16 would change nearly every value), and no verifier of this package
-        takes q from it: ``exp(log q)`` is not q. Rows of a slot that is not sampled
-        are -inf throughout: no distribution; the sampler's own mask for invalid
-        drafts, or a point mass, must stand for them. Does not synchronise.
-
-        Args:
-            temperature: T of each slot, (max_slots,), or one for all; above 0
-                wherever the slot is sampled.
-            out: (max_slots, depth, vocab) float32 to fill; a new one otherwise.
-
-        Returns:
-            (max_slots, depth, vocab) float32, -inf off support.
-
-        Raises:
-            ConfigError: an ``out`` that does not fit, or a temperature that is not
-                one number or one per slot.
-        """
-        scale = torch.as_tensor(temperature, dtype=torch.float64)
-        scale = scale.to(self.device, non_blocking=True)
-        if scale.shape not in {(), (self.max_slots,)}:
-            raise ConfigError("temperature", (self.max_slots,), tuple(scale.shape))
-        if out is None:
-            out = torch.empty_like(self.draft_probs)
-        _require("out", out, tuple(self.draft_probs.shape), self.device)
-        q = self.draft_probs.gather(2, self._ids).double()
-        # A product with log 0 is NaN at T = 0, where nobody reads the row.
-        logits = torch.where(q > 0.0, scale.view(-1, 1, 1) * q.log(), -torch.inf)
-        return out.fill_(-torch.inf).scatter_(2, self._ids, logits.float())
 
     def _expect(self, views: ReplyTensors, round_: int) -> None:
         if not 0 <= round_ < MASK64:
@@ -236,6 +164,143 @@ class DraftProbs:
     @property
     def _zero_q(self) -> Tensor:
         return self._ids.new_zeros(self._ids.shape, dtype=torch.float32)
+
+
+def own_buffer(
+    name: str,
+    shape: tuple[int, int, int],
+    device: torch.device | str | None,
+    given: Tensor | None,
+) -> Tensor:
+    """The caller's buffer, or a new one.
+
+    Raises:
+        ConfigError: a size, dtype, shape or layout that cannot be used.
+    """
+    if shape[0] < 1 or shape[1] < 1 or shape[2] < SUPPORT:
+        raise ConfigError(f"{name}.shape", "at least (1, 1, 32)", shape)
+    if given is None:
+        given = torch.empty(shape, dtype=torch.float32, device=device or "cpu")
+    # An empty tensor knows which "cuda" is meant.
+    here = given if device is None else torch.empty(0, device=device)
+    require(name, given, shape, here.device)
+    return given
+
+
+class DraftProbs(SlotRows):
+    """The drafts of each slot and the q they were drawn from, of one round.
+
+    No method synchronises a device, except where it says so.
+
+    Args:
+        max_slots: slots, as in the profile.
+        depth: drafts per slot.
+        vocab: size of the target's vocabulary, at least 32.
+        device: where everything lives; None: where ``draft_probs`` does, or the CPU.
+        draft_probs: the caller's own buffer, used instead of a new one; erased here.
+
+    Attributes:
+        draft_probs: (max_slots, depth, vocab) float32, contiguous; row (s, i) is q
+            of draft i in slot s, zero off support; all zero for a slot that is not
+            sampled.
+
+    Raises:
+        ConfigError: a size, dtype, shape or layout that cannot be used.
+    """
+
+    def __init__(
+        self,
+        max_slots: int,
+        depth: int,
+        vocab: int,
+        device: torch.device | str | None = None,
+        draft_probs: Tensor | None = None,
+    ) -> None:
+        shape = (max_slots, depth, vocab)
+        buffer = own_buffer("draft_probs", shape, device, draft_probs)
+        super().__init__(buffer, 0.0)
+        self.draft_probs = self._buffer
+
+    def scatter_q(
+        self, views: ReplyTensors, round_: int, stale: Sequence[int] = ()
+    ) -> None:
+        """Take the page of ``round_`` into every slot. Does not synchronise.
+
+        Of each row the 32 columns written last are erased, and the 32 new ones
+        written, exactly as they stand in the page. Slots that are failed, absent or
+        greedy get rows of zeros. All that is used is copied first and the copy is
+        checked (:func:`page_fault`), so that bytes changed meanwhile reach nothing.
+        Verification refuses a slot that fails, and ``fault_of_slot`` says why. A page
+        of another round leaves all slots without a round, which it refuses too.
+        On the CPU the page is no longer needed when this returns.
+
+        Args:
+            views: tensors of the page on this object's device; a greedy profile's
+                have no mask, ids and q.
+            round_: the round that is expected there.
+            stale: slots that were closed or opened anew since the round was asked
+                (``Reply.stale``): failed, whatever stands in the page.
+
+        Raises:
+            ConfigError: views of another device or layout, or an impossible round.
+        """
+        self._take(views, round_, stale, lambda q: q)
+
+    def draft_logits(
+        self,
+        temperature: float | Sequence[float] | Tensor,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        """``T * log q``, for samplers that take the drafter's logits.
+
+        Such a sampler divides by its temperature and takes its own softmax, and so
+        gets q back within a few units of FP32's last place. The carrier must stay
+        FP32 (bf16 would change nearly every value), and no verifier of this package
+        takes q from it: ``exp(log q)`` is not q. Rows of a slot that is not sampled
+        are -inf throughout: no distribution; the sampler's own mask for invalid
+        drafts, or a point mass, must stand for them. Does not synchronise.
+
+        Args:
+            temperature: T of each slot, (max_slots,), or one for all; above 0
+                wherever the slot is sampled.
+            out: (max_slots, depth, vocab) float32 to fill; a new one otherwise.
+
+        Returns:
+            (max_slots, depth, vocab) float32, -inf off support.
+
+        Raises:
+            ConfigError: an ``out`` that does not fit, or a temperature that is not
+                one number or one per slot.
+        """
+        scale = temperature_of(self, temperature)
+        if out is None:
+            out = torch.empty_like(self.draft_probs)
+        require("out", out, tuple(self.draft_probs.shape), self.device)
+        q = self.draft_probs.gather(2, self._ids)
+        return out.fill_(-torch.inf).scatter_(2, self._ids, log_form(q, scale))
+
+
+def temperature_of(
+    rows: SlotRows, temperature: float | Sequence[float] | Tensor
+) -> Tensor:
+    """One temperature or one per slot, float64, on the rows' device.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    scale = torch.as_tensor(temperature, dtype=torch.float64)
+    scale = scale.to(rows.device, non_blocking=True)
+    if scale.shape not in {(), (rows.max_slots,)}:
+        raise ConfigError("temperature", (rows.max_slots,), tuple(scale.shape))
+    return scale
+
+
+def log_form(q: Tensor, scale: Tensor) -> Tensor:
+    """``T * log q`` rounded to FP32 once; -inf where q is 0."""
+    wide = q.double()
+    # A product with log 0 is NaN at T = 0, where nobody reads the row.
+    logits = torch.where(wide > 0.0, scale.view(-1, 1, 1) * wide.log(), -torch.inf)
+    return logits.float()
 
 
 def page_fault(page: _Snapshot, vocab: int) -> Tensor:

@@ -1,5 +1,6 @@
 """Devices, pages and random rows for the tests of ``pp3shm.gpu``."""
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -188,6 +189,14 @@ def device(request: pytest.FixtureRequest) -> str:
     if request.param == "cuda" and not torch.cuda.is_available():
         pytest.skip("needs a CUDA device, torch finds none")
     return str(request.param)
+
+
+@pytest.fixture
+def triton_device(device: str) -> str:
+    """Where Triton's kernels run: on the CPU only by their interpreter."""
+    if device == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
+        pytest.skip("needs Triton's interpreter, which a CUDA device rules out here")
+    return device
 
 
 @pytest.fixture
