@@ -13,7 +13,12 @@ from pp3shm.rng import words
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("engine", "vocabs", "scale"),
-    [("c", (32, 33, 8193), 0.02), ("c", (151_936,), 0.001), ("torch", (33,), 0.005)],
+    [
+        ("c", (32, 33, 8193), 0.02),
+        ("c", (151_936,), 0.001),
+        ("torch", (33,), 0.005),
+        ("triton", (64,), 0.005),
+    ],
 )
 def test_every_family_is_emitted_with_the_targets_law(engine, vocabs, scale):
     """Chi-square and two-sided acceptance, corrected for their number."""

@@ -1,7 +1,7 @@
 """The engines under judgement: rounds of depth 1, the real streams of both sides."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import pairwise
 
 import numpy as np
@@ -10,7 +10,14 @@ from numpy.typing import NDArray
 from qualify.families import M, Pair
 
 from pp3shm._core import ffi, lib
-from pp3shm.gpu import DraftProbs, ReplyTensors, key_words, verify
+from pp3shm.gpu import (
+    DraftProbs,
+    ReplyTensors,
+    SparseVerifier,
+    VerifiedTensors,
+    key_words,
+    verify,
+)
 from pp3shm.rng import Purpose, request_key
 from pp3shm.verify.keys import VerifyKeys
 from pp3shm.verify.sparse import VERIFIED
@@ -129,30 +136,56 @@ def by_c(
     )
 
 
-def by_torch(pair: Pair, drafts: NDArray[np.int32], slot: int, first: int) -> Emitted:
-    """Dense torch on the CPU: scatter, then verify."""
+def _page(pair: Pair, drafts: NDArray[np.int32]) -> ReplyTensors:
+    """A page with a slot for each round."""
     n = drafts.size
     q = torch.from_numpy((pair.counts / M).astype(np.float32))
-    page = ReplyTensors(
+    return ReplyTensors(
         round=torch.tensor(1), status=torch.zeros(n, dtype=torch.int32),
         tokens=torch.from_numpy(drafts.astype(np.int32))[:, None],
         confidence=torch.zeros(n, 1), mask=torch.ones(n, dtype=torch.int32),
         ids=torch.from_numpy(pair.ids).expand(n, 1, -1).contiguous(),
         q=q.expand(n, 1, -1).contiguous(),
     )  # fmt: skip
-    dense = DraftProbs(n, 1, pair.vocab)
-    dense.scatter_q(page, 1)
-    target = torch.from_numpy(pair.p).expand(n, 2, -1)
-    found = verify(
-        target, dense, slots=torch.arange(n), round_=1,
-        positions=torch.arange(first, first + n),
-        keys=key_words([VerifyKeys.derive(EPOCH, slot, 1, 0)]).expand(n, 4),
-    ).read()  # fmt: skip
+
+
+def _read(result: VerifiedTensors) -> Emitted:
+    found = result.read()
     if any(found.errors):
         raise RuntimeError(next(str(error) for error in found.errors if error))
     accepted = found.accepted == 1
     tokens = found.tokens.astype(np.int64)
     return Emitted(tokens[:, 0], accepted, tokens[accepted, 1])
+
+
+def by_torch(pair: Pair, drafts: NDArray[np.int32], slot: int, first: int) -> Emitted:
+    """Dense torch on the CPU: scatter, then verify."""
+    n = drafts.size
+    dense = DraftProbs(n, 1, pair.vocab)
+    dense.scatter_q(_page(pair, drafts), 1)
+    return _read(
+        verify(
+            torch.from_numpy(pair.p).expand(n, 2, -1), dense,
+            slots=torch.arange(n), round_=1, positions=torch.arange(first, first + n),
+            keys=key_words([VerifyKeys.derive(EPOCH, slot, 1, 0)]).expand(n, 4),
+        )
+    )  # fmt: skip
+
+
+def by_triton(pair: Pair, drafts: NDArray[np.int32], slot: int, first: int) -> Emitted:
+    """The sparse kernels, on logits: on CUDA, or in Triton's interpreter."""
+    n = drafts.size
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    page = _page(pair, drafts)
+    moved = {f.name: getattr(page, f.name).to(device) for f in fields(page)}
+    target = torch.from_numpy(pair.p).log().float().to(device).expand(n, 2, -1)
+    result = SparseVerifier(n, 1, pair.vocab, device).verify(
+        target, ReplyTensors(**moved), slots=torch.arange(n), round_=1,
+        positions=torch.arange(first, first + n),
+        keys=key_words([VerifyKeys.derive(EPOCH, slot, 1, 0)]).expand(n, 4),
+        temperature=torch.ones(n, dtype=torch.float64),
+    )  # fmt: skip
+    return _read(result)
 
 
 def run(

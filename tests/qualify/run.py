@@ -8,6 +8,7 @@ and a picture of all p-values beside the line they lie on where everything is ri
 
 import argparse
 import json
+import os
 import platform
 import sys
 import time
@@ -19,8 +20,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+if not Path("/dev/nvidiactl").exists():  # before anything imports triton
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 import numpy as np
+import torch
 from matplotlib.figure import Figure
 from qualify import controls, engines
 from qualify.engines import Verify
@@ -40,12 +44,14 @@ class Plan(NamedTuple):
     Attributes:
         verify: It.
         size: Rounds of a call, by vocabulary.
-        rounds: Rounds of a family, by vocabulary; 0: not asked.
+        rounds: Rounds of a family, by vocabulary.
+        vocabs: Those it is asked, where none are named.
     """
 
     verify: Verify
     size: Callable[[int], int]
     rounds: Callable[[int], int]
+    vocabs: tuple[int, ...] = VOCABS
 
 
 def plans(scale: float) -> dict[str, Plan]:
@@ -53,6 +59,10 @@ def plans(scale: float) -> dict[str, Plan]:
 
     def many(_vocab: int) -> int:
         return int(2_000_000 * scale)
+
+    def interpreted(vocab: int) -> int:
+        device = torch.cuda.is_available()
+        return many(vocab) if device else int(20_000 * scale)
 
     def fewer(vocab: int) -> int:
         return int((2_000_000 if vocab <= 8193 else 20_000) * scale)
@@ -62,6 +72,7 @@ def plans(scale: float) -> dict[str, Plan]:
         "torch": Plan(
             engines.by_torch, lambda vocab: max(8, min(4096, 4_000_000 // vocab)), fewer
         ),
+        "triton": Plan(engines.by_triton, lambda _vocab: 500, interpreted, (64,)),
     }
 
 
@@ -81,16 +92,15 @@ def judge(
 
 
 def qualify(
-    scale: float, names: list[str], vocabs: tuple[int, ...], threads: int
+    scale: float, names: list[str], vocabs: tuple[int, ...] | None, threads: int
 ) -> list[Judged]:
     """Every engine, family and vocabulary, corrected for their number."""
     chosen = {name: plan for name, plan in plans(scale).items() if name in names}
     tasks = [
         (name, plan, family, vocab)
         for name, plan in chosen.items()
-        for vocab in vocabs
+        for vocab in vocabs or plan.vocabs
         for family in FAMILIES
-        if plan.rounds(vocab)
     ]
 
     def one(task: tuple[str, Plan, str, int]) -> list[Judged]:
@@ -138,13 +148,15 @@ def main() -> int:
     """1 where a test failed or a control was not noticed."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--scale", type=float, default=1.0, help="part of all rounds")
-    parser.add_argument("--engines", nargs="+", default=["c", "torch"])
-    parser.add_argument("--vocabs", nargs="+", type=int, default=VOCABS)
+    parser.add_argument("--engines", nargs="+", default=["c", "torch", "triton"])
+    parser.add_argument("--vocabs", nargs="+", type=int)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--out", type=Path, default=Path("qualified"))
     given = parser.parse_args()
     begin = time.monotonic()
-    every = qualify(given.scale, given.engines, tuple(given.vocabs), given.threads)
+    every = qualify(
+        given.scale, given.engines, given.vocabs and tuple(given.vocabs), given.threads
+    )
     noticed = dict(unnoticed())
     for name, p_value in noticed.items():
         print(f"control: {name}: p = {p_value:.2g}")
