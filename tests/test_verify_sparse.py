@@ -425,10 +425,10 @@ def test_a_bad_option_is_named(change, place):
 
 @pytest.mark.usefixtures("path")
 def test_greedy_requests_equal_the_target_only_loop():
-    """100,000 paired rows: the block of drafts changes no token of a greedy text."""
+    """100,000 paired requests: drafts change no token of a greedy text."""
     g = np.random.default_rng(11)
     vocab, n = 40, 2000
-    for _ in range(10):
+    for _ in range(50):
         target = np.round(g.normal(0, 1, (n, DEPTH + 1, vocab)) * 4).astype(np.float32)
         best = target.argmax(axis=-1)
         drafts = np.where(g.random((n, DEPTH)) < 0.8, best[:, :DEPTH], 3)
