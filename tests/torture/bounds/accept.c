@@ -118,23 +118,21 @@ int main(void)
     return 0;
 #else
     ASSUME(pp3_layout_ok(&l));
-    uint8_t *page = malloc(PAGE);
+    uint8_t page[PAGE];
 #ifdef ROWS /* a length that ROWS rows have; all others in a run of their own */
     bytes = FULL - (SLOTS - ROWS) * A_ROW;
-    uint8_t *frame = malloc(FULL - (SLOTS - ROWS) * A_ROW);
-    ASSUME(frame != NULL);
+    uint8_t frame[FULL - (SLOTS - ROWS) * A_ROW];
 #else
     uint8_t *frame = block(bytes, FULL);
 #ifdef ODD
     ASSUME(bytes != FULL && bytes != FULL - (SLOTS - 1) * A_ROW);
 #endif
 #endif
-    ASSUME(page != NULL);
     HOLDS(pp3_page_at(&l).end == PAGE && pp3_reply_at(&l, SLOTS).end + 44 == FULL);
     uint8_t *step = NULL;
 #ifndef UNAWAITED
-    step = malloc(STEP);
-    ASSUME(step != NULL);
+    uint8_t asked[STEP];
+    step = asked;
 #endif
     int reason = pp3_accept(&l, step, frame, bytes, session, nondet_u64(), page, &fault);
     HOLDS(reason == fault.reason && reason >= 0 && reason <= PP3_REASON_MASS);
