@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import json
 import os
 import subprocess
 import sys
@@ -169,6 +170,36 @@ def test_a_file_of_other_content_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=r"drafter file|counts of"):
         load_drafter(rewritten(file, name, array))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("vocab", 2**31 - 1), ("vocab", 2**62), ("sizes", [2**50])]
+)
+def test_a_file_that_says_vast_sizes_is_refused(
+    file: Path, field: str, value: object
+) -> None:
+    with np.load(file) as data:
+        meta = json.loads(data["meta"].tobytes())
+    meta[field] = value
+    vast = np.frombuffer(json.dumps(meta).encode(), np.uint8)
+    with pytest.raises(ConfigError, match=r"drafter file|counts"):
+        load_drafter(rewritten(file, "meta", vast))
+
+
+def test_an_archive_that_says_a_vast_array_is_refused(
+    file: Path, tmp_path: Path
+) -> None:
+    # in the header of the array, whose check sum NumPy reads only at its end
+    with zipfile.ZipFile(file) as archive:
+        parts = {name: archive.read(name) for name in archive.namelist()}
+    head = b"{'descr': '<i8', 'fortran_order': False, 'shape': (%d,), }" % (2**55)
+    made = b"\x93NUMPY\x01\x00" + len(head).to_bytes(2, "little") + head
+    path = tmp_path / "vast.npz"
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, data in parts.items():
+            archive.writestr(name, made if name == "keys.npy" else data)
+    with pytest.raises(ConfigError, match="drafter file"):
+        load_drafter(path)
 
 
 @pytest.mark.parametrize("data", [b"", b"no archive", b"\x93NUMPY"])

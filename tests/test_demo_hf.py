@@ -166,7 +166,9 @@ def test_a_worker_with_another_model_is_refused(
         load_drafter(path)
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": "pp3shm-demo-hf-1"}'])
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"format": "pp3shm-demo-hf-1"}', "[" * 100_000]
+)
 def test_a_spoilt_drafter_file_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "drafter.json"
     with pytest.raises(ConfigError, match="No such file"):

@@ -737,6 +737,34 @@ def test_every_call_of_a_forked_child_is_an_error_that_says_so(engine, proxy):
     assert engine.wait(ticket).status == 0
 
 
+def test_an_answer_of_a_forked_child_is_refused_before_its_page_is_touched(
+    engine, proxy
+):
+    """Its page is not mapped there: a wild write otherwise."""
+    engine.step(REQUEST, FAR)
+    mine = proxy.take()
+    layout = ffi.new("struct pp3_layout *", (111, 4, 1, 8, 0, 0))
+    step, frame = bytes(4096), bytes(200)
+    fault, trace = ffi.new("struct pp3_fault *"), ffi.new("struct pp3_trace *")
+    child = os.fork()
+    if child == 0:
+        answer = lib.pp3_answer(
+            proxy.handle,
+            layout,
+            mine,
+            step,
+            frame,
+            len(frame),
+            bytes(16),
+            0,
+            trace,
+            fault,
+        )
+        failed = lib.pp3_answer_failed(proxy.handle, layout, mine, step, 2)
+        os._exit(int((answer, failed) != (-errno.EOWNERDEAD,) * 2))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
 def test_a_forked_child_has_no_mapping_of_the_region(engine):
     """MADV_DONTFORK: a child that outlives its parent cannot write a page either."""
     engine.step(REQUEST, FAR)

@@ -31,6 +31,7 @@ _MALFORMED = (
     AttributeError,
     EOFError,
     KeyError,
+    MemoryError,  # a size that no file of ours has
     OverflowError,
     RuntimeError,
     TypeError,

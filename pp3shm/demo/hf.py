@@ -157,7 +157,7 @@ def load_drafter(path: Path) -> HfDrafter:
         temperature = float(meta["temperature"])
     except OSError as error:
         raise ConfigError(place, "a readable file", error.strerror) from error
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, RecursionError, TypeError, ValueError) as error:
         raise ConfigError(place, f"format {FORMAT}", type(error).__name__) from error
     model = load_model(name, "--draft", local_files_only=local)
     found = HfDrafter(model, temperature, target, local_files_only=local)

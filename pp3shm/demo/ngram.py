@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from pp3shm.errors import ConfigError
 
 _KEY_LIMIT = 2**63  # an n-gram is one int64: its tokens as the digits of base V
+_MOST_TOKENS = 2**24
 _CACHE_ROWS = 2048  # 16 KiB each at V = 2048
 
 Tokens = Sequence[int] | NDArray[np.integer]
@@ -252,7 +253,9 @@ def _table(counts: Counts, vocab: int) -> _Table:
 
 def _check_counts(vocab: int, counts: Sequence[Counts]) -> None:
     """Refuse what would make a look-up wrong: counts may come from a file."""
-    if not counts or vocab < 1 or vocab ** len(counts) >= _KEY_LIMIT:
+    if not 1 <= vocab <= _MOST_TOKENS:  # rows of V are made before any is looked at
+        raise ConfigError("counts", f"a vocabulary of 1..{_MOST_TOKENS}", vocab)
+    if not counts or vocab ** len(counts) >= _KEY_LIMIT:
         raise ConfigError("counts", "orders that fit 63 bits", len(counts))
     for k, c in enumerate(counts, start=1):
         place = f"counts of {k}-grams"

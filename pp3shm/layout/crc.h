@@ -13,7 +13,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#ifndef PP3_SMALL
 #define PP3_CRC_BLOCK 128
+#endif
 
 /* The ways to compute it. Every one gives the same number. */
 enum pp3_crc_path {

@@ -15,8 +15,8 @@ _Static_assert(sizeof(struct pp3_step_row) == 32, "wire page, section 4");
 int pp3_layout_ok(const struct pp3_layout *l)
 {
     return l->vocab >= PP3_SUPPORT && l->vocab <= INT32_MAX &&
-           (l->depth == 4 || l->depth == 5) && l->max_slots >= 1 &&
-           l->max_slots <= PP3_MOST_SLOTS && l->sampled <= 1 &&
+           l->depth >= PP3_LEAST_DEPTH && l->depth <= PP3_MOST_DEPTH &&
+           l->max_slots >= 1 && l->max_slots <= PP3_MOST_SLOTS && l->sampled <= 1 &&
            l->context_bytes <= MOST_CONTEXT;
 }
 

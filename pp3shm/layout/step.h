@@ -13,10 +13,16 @@
 #error "the wire and the pages are little-endian, and this code reads them as words"
 #endif
 
+#ifndef PP3_SMALL /* a prover has smaller ones of its own */
 enum {
     PP3_SUPPORT = 32,
     PP3_MOST_SLOTS = 4,
+    PP3_LEAST_DEPTH = 4,
     PP3_MOST_DEPTH = 5,
+};
+#endif
+
+enum {
     PP3_FLAG_SAMPLED = 2,
     PP3_KIND_REPLY = 4,
     PP3_CRC_BYTES = 4,

@@ -93,7 +93,7 @@ class Board:
             if said["kind"] == "ProfileError" and "field" in said:
                 return ProfileError(said["field"], said["ours"], said["theirs"])
             return Pp3Error(str(said["text"]))
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             return Pp3Error("note: expected a note of the proxy, found other bytes")
 
 

@@ -40,7 +40,10 @@ int pp3_answer_failed(struct pp3_ring *r, const struct pp3_layout *l, uint64_t m
                       const uint8_t *step, int32_t status)
 {
     const struct pp3_trace none = {0};
-    pp3_fail_page(l, step, status, pp3_page(r, mine));
+    uint8_t *page = pp3_page(r, mine);
+    if (!page)
+        return -EOWNERDEAD; /* a forked child, where no page is mapped */
+    pp3_fail_page(l, step, status, page);
     put_trace(r, mine, &none); /* not that of the page's round before */
     return pp3_publish(r, mine);
 }
@@ -50,8 +53,10 @@ int pp3_answer(struct pp3_ring *r, const struct pp3_layout *l, uint64_t mine,
                const uint8_t *session, uint64_t sequence, struct pp3_trace *trace,
                struct pp3_fault *fault)
 {
-    int reason = pp3_accept(l, step, frame, frame_bytes, session, sequence,
-                            pp3_page(r, mine), fault);
+    uint8_t *page = pp3_page(r, mine);
+    if (!page)
+        return -EOWNERDEAD;
+    int reason = pp3_accept(l, step, frame, frame_bytes, session, sequence, page, fault);
     if (reason != 0)
         return reason;
     trace->checked_ns = pp3_now();

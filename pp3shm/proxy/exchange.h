@@ -36,13 +36,15 @@ int pp3_take_step(struct pp3_ring *r, const struct pp3_layout *l, uint64_t *mine
  * and publishes. trace: its first three times are the caller's, the last is filled in.
  * 0: published. 1..10: the reason; the round is still the caller's, who first notes
  * what must outlast him and then says pp3_answer_failed. -ESTALE: the round was
- * resolved meanwhile; the reply is late and page and request are given back. */
+ * resolved meanwhile; the reply is late and page and request are given back.
+ * -EOWNERDEAD: a forked child's call; nothing was touched. */
 int pp3_answer(struct pp3_ring *r, const struct pp3_layout *l, uint64_t mine,
                const uint8_t *step, const uint8_t *frame, size_t frame_bytes,
                const uint8_t *session, uint64_t sequence, struct pp3_trace *trace,
                struct pp3_fault *fault);
 
-/* Publishes the round as failed, all its rows with status. 0 or -ESTALE. */
+/* Publishes the round as failed, all its rows with status. 0, -ESTALE or
+ * -EOWNERDEAD. */
 int pp3_answer_failed(struct pp3_ring *r, const struct pp3_layout *l, uint64_t mine,
                       const uint8_t *step, int32_t status);
 

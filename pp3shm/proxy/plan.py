@@ -9,6 +9,17 @@ from pp3shm.layout.keyproof import check_key
 from pp3shm.layout.profile import Profile
 from pp3shm.link.address import parse
 
+# What reading anything but a plan may raise; the last two: infinity where an integer is
+# wanted, and absurd nesting.
+_NO_PLAN = (
+    ValueError,
+    TypeError,
+    KeyError,
+    AttributeError,
+    OverflowError,
+    RecursionError,
+)
+
 
 @dataclass(frozen=True, slots=True)
 class ProxyPlan:
@@ -39,6 +50,9 @@ class ProxyPlan:
             check_key(self.psk, "psk")
         if self.spin_ns < 0:
             raise ConfigError("spin_ns", "0 or more", self.spin_ns)
+        if not 0 <= self.dial_timeout_s < float("inf"):  # a NaN is neither
+            found = self.dial_timeout_s
+            raise ConfigError("dial_timeout_s", "seconds, 0 or more", found)
 
     def to_bytes(self) -> bytes:
         """The plan as JSON, for a proxy process. Holds the key: never log it."""
@@ -70,5 +84,5 @@ class ProxyPlan:
                 spin_ns=int(parts["spin_ns"]),
                 dial_timeout_s=float(parts["dial_timeout_s"]),
             )
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+        except _NO_PLAN as error:
             raise ConfigError("proxy plan", "the JSON of a plan", error) from error
