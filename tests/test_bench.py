@@ -4,6 +4,7 @@ No time is asserted anywhere.
 """
 
 import json
+import os
 
 import pytest
 from commands import blocking, refused, run
@@ -89,6 +90,19 @@ def test_a_subject_of_each_kind_runs_and_a_missing_peer_is_named(tmp_path):
         assert f"\n| {name} | " in tables
     picture = (out / "bench.png").read_bytes()
     assert picture.startswith(b"\x89PNG")
+
+
+def test_one_core_is_enough(tmp_path):
+    core = min(os.sched_getaffinity(0))
+    done = bench(
+        tmp_path,
+        *("--no-picture", "--only", "floor spin", "ring futex"),
+        prepare=lambda: os.sched_setaffinity(0, {core}),
+    )
+    assert (0, "") == (done.status, done.err)
+    content = json.loads((tmp_path / "bench.json").read_bytes())
+    assert [core, core] == content["machine"]["pinned"]
+    assert ["floor spin", "ring futex"] == list(content["subjects"])
 
 
 def test_without_matplotlib_one_line_says_how_to_get_it_before_anything_runs(tmp_path):
