@@ -37,6 +37,7 @@ test: $(VENV)/.dev-packages $(VENV)/.package
 
 bench: $(VENV)/.dev-packages $(VENV)/.package
 	@for file in benchmarks/bench_*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
+	$(BIN)/pp3shm bench $(ARGS)
 
 bench-compute: $(VENV)/.dev-packages $(VENV)/.package
 	@for file in verify propose accept scatter; do echo "== $$file"; \
@@ -70,4 +71,4 @@ lint: $(VENV)/.dev-packages $(VENV)/.package
 	sh tools/warnings.sh
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .torture qualified
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .torture qualified bench-results

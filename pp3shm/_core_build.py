@@ -28,6 +28,10 @@ PARTS = (
     "verify/row",
     "verify/sparse",
     "proxy/exchange",
+    "bench/party",
+    "bench/floor",
+    "bench/death",
+    "bench/fixed",
 )
 
 CFLAGS = [

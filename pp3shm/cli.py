@@ -98,6 +98,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_demo(commands)
     _add_worker(commands)
     _add_conformance(commands)
+    _add_bench(commands)
     _add_ls(commands)
     _add_rm(commands)
     return parser
@@ -174,6 +175,26 @@ def _conformance(args: argparse.Namespace) -> int:
     for line in report.lines():
         print(line)
     return 0 if report.ok else FAILED
+
+
+def _add_bench(commands: Commands) -> None:
+    from pp3shm.bench.options import add_arguments  # noqa: PLC0415 - only when asked
+
+    parser = commands.add_parser(
+        "bench",
+        help="measure a round beside other transports on this machine",
+        description="Times the same exchange, 356 bytes out and 5320 back, in bare C, "
+        "by pp3shm and by every other transport that is installed, between processes "
+        "pinned to two cores; prints a table and writes it with a picture.",
+    )
+    add_arguments(parser)
+    parser.set_defaults(run=_bench, error=parser.error)
+
+
+def _bench(args: argparse.Namespace) -> int:
+    from pp3shm.bench.main import run  # noqa: PLC0415 - only when asked
+
+    return run(args, lambda line: print(one_line(line), flush=True))
 
 
 def _add_ls(commands: Commands) -> None:

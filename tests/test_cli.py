@@ -30,10 +30,11 @@ KEY = b"a key of twenty-four by."
         (["demo"], ["--text", "--target", "--kill-worker", "--check-rounds"]),
         (["worker"], ["--listen", "--drafter", "--sampled", "--key-file"]),
         (["conformance"], ["DIR", "known-answer"]),
+        (["bench"], ["--only", "--quick", "--list", "--out"]),
         (["ls"], ["--json", "alive or dead"]),
         (["rm"], ["NAME", "--dead", "refused"]),
     ],
-    ids=["pp3shm", "demo", "worker", "conformance", "ls", "rm"],
+    ids=["pp3shm", "demo", "worker", "conformance", "bench", "ls", "rm"],
 )
 def test_help_names_what_there_is(words, says):
     done = run(*words, "--help")

@@ -145,6 +145,6 @@ def test_a_wheel_holds_the_package_whole_and_nothing_else(tmp_path):
     assert {"pp3shm", info} == {name.split("/")[0] for name in names}
     assert ["pp3shm/_core.abi3.so"] == [n for n in names if n.endswith(".so")]
     assert "pp3shm = pp3shm.cli:main" in points
-    for extra in ("gpu", "rdma", "demo", "hf", "dev"):
+    for extra in ("gpu", "rdma", "bench", "demo", "hf", "dev"):
         assert f"Provides-Extra: {extra}\n" in metadata
     assert f"\nVersion: {pp3shm.__version__}\n" in metadata
