@@ -28,6 +28,8 @@ PARTS = (
     "verify/row",
     "verify/sparse",
     "proxy/exchange",
+    "proxy/hand",
+    "proxy/pump",
 )
 
 CFLAGS = [

@@ -22,6 +22,7 @@ enum {
     PP3_CRC_BYTES = 4,
     PP3_STATUS_OK = 0,
     PP3_STATUS_ABSENT = 1,
+    PP3_STATUS_WORKER_ERROR = 6,
     PP3_STATUS_REFUSED = 8,
 };
 
