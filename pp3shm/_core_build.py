@@ -30,6 +30,8 @@ PARTS = (
     "proxy/exchange",
     "proxy/hand",
     "proxy/pump",
+    "rounds/ask",
+    "rounds/hear",
 )
 
 CFLAGS = [
