@@ -20,6 +20,10 @@ enum {
     GO_ON = -1, /* no reason to come back */
 };
 
+/* A spin gives way to others so often: the worker, or the engine, may have been woken on
+ * this very core, and would else run only when the spin is over. */
+#define YIELD_NS 2000u
+
 struct pp3_pump *pp3_pump_new(struct pp3_hand *hand, const struct pp3_tally *tally)
 {
     struct pp3_pump *p = calloc(1, sizeof *p);
@@ -418,7 +422,7 @@ static int rest(struct pp3_pump *p, int control_fd, int64_t sleep_ns)
 
 int pp3_pump(struct pp3_pump *p, int control_fd, uint64_t spin_ns, uint64_t slice_ns)
 {
-    uint64_t begun = pp3_now(), worked = begun, looked = begun;
+    uint64_t begun = pp3_now(), worked = begun, looked = begun, yielded = begun;
     int why;
 
     consume(p);
@@ -438,7 +442,12 @@ int pp3_pump(struct pp3_pump *p, int control_fd, uint64_t spin_ns, uint64_t slic
         }
         int spinning = p->moved || now - worked < spin_ns;
         if (spinning && now - looked < PP3_SLICE_NS) {
-            PP3_PAUSE();
+            if (now - yielded >= YIELD_NS && !p->moved) {
+                PP3_YIELD();
+                yielded = now;
+            } else {
+                PP3_PAUSE();
+            }
             continue;
         }
         looked = now;
