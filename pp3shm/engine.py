@@ -19,6 +19,8 @@ from pp3shm.reply import Reply
 from pp3shm.ring.ring import Behind
 from pp3shm.slots import Row, SlotTable
 
+_ask_step = lib.pp3_ask_step  # looked up once: it is called each step
+
 REPLACE_S = 0.1
 """How long a claim waits for the death of a proxy that held every page."""
 
@@ -226,7 +228,7 @@ class Engine:
         asked = tuple(rows)
         if asked != self._slots.rows:  # by identity first: the same rows cost nothing
             self._slots.ask_for(asked)
-        ticket: int = lib.pp3_ask_step(self._slots.c, self._ring.handle, timeout_s)
+        ticket: int = _ask_step(self._slots.c, self._ring.handle, timeout_s)
         return ticket if ticket > 0 else self._ask_again(ticket, timeout_s)
 
     def _ask_again(self, code: int, timeout_s: float) -> int:
@@ -243,7 +245,7 @@ class Engine:
         if code == -errno.ENOBUFS and self._proxy.replace():
             while code == -errno.ENOBUFS and time.monotonic() < limit:
                 time.sleep(0.001)
-                code = lib.pp3_ask_step(self._slots.c, self._ring.handle, timeout_s)
+                code = _ask_step(self._slots.c, self._ring.handle, timeout_s)
         if code < 0:
             self._ring.refuse(code)
         return code

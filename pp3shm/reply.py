@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pp3shm._core import ffi, lib
-from pp3shm.errors import ConfigError, RegionError, Stale
+from pp3shm.errors import ConfigError, RegionError, RingError, Stale
 from pp3shm.layout.profile import Profile
 from pp3shm.layout.reply import ReplyLayout, ReplyViews
 from pp3shm.layout.tables import Status
@@ -19,8 +19,10 @@ from pp3shm.slots import slots_of
 
 NEVER_NS = 2**64 - 1
 _STATUS_AT: int = ffi.offsetof("struct pp3_heard", "status")
-_new_heard = ffi.new_allocator()
 _HEARD = ffi.typeof("struct pp3_heard *")
+_AGAIN = -errno.EAGAIN
+# Looked up once: both are called each step.
+_new, _hear, _let_go = ffi.new, lib.pp3_hear, lib.pp3_let_go
 
 
 class Trace(NamedTuple):
@@ -159,6 +161,7 @@ class ReplyReader:
         self.layout = ReplyLayout(profile.max_slots, profile.depth, profile.is_sampled)
         self.buffers = [*end.pages, *end.failed]
         self._end = end
+        self._ring: Any = end.handle  # None: closed
         self._views = [self.layout.views(buffer) for buffer in self.buffers]
         self._c = ffi.new(
             "struct pp3_hear *",
@@ -196,22 +199,26 @@ class ReplyReader:
             release: called to let the round go.
         """
         limit = NEVER_NS if timeout_s is None else after(timeout_s)
-        heard = _new_heard(_HEARD)
-        code = -errno.EAGAIN
+        heard = _new(_HEARD)
         try:
-            while code == -errno.EAGAIN:  # it comes back now and then, for signals
-                code = lib.pp3_hear(
-                    self._c, self._end.handle, ticket, limit, stale, heard
-                )
-        except OverflowError:
-            expect_ticket(ticket)
+            place = _hear(self._c, self._ring, ticket, limit, stale, heard)
+            while place == _AGAIN:  # it comes back now and then, for signals
+                place = _hear(self._c, self._ring, ticket, limit, stale, heard)
+        except (OverflowError, TypeError):
+            self._expect(ticket)
             raise
-        if code < 0:
-            self._refused(code, ticket, heard)
-        return Reply(heard, self._views[heard.place], release)
+        if place < 0:
+            self._refused(place, ticket, heard)
+        return Reply(heard, self._views[place], release)
+
+    def _expect(self, ticket: int) -> None:
+        """Refuse what C has no words for: a closed end, and no number of a round."""
+        if self._ring is None:
+            raise RingError("ring", "an open end", "a closed one")
+        expect_ticket(ticket)
 
     def _refused(self, code: int, ticket: int, heard: Any) -> NoReturn:
-        expect_ticket(ticket)
+        self._expect(ticket)
         if code == -errno.EBADE:
             raise RegionError("page round", ticket, int(heard.round))
         if code == -errno.EALREADY:
@@ -225,16 +232,17 @@ class ReplyReader:
             Stale: the entry holds another round.
         """
         try:
-            code = lib.pp3_let_go(self._c, self._end.handle, ticket)
-        except OverflowError:
-            expect_ticket(ticket)
+            code = _let_go(self._c, self._ring, ticket)
+        except (OverflowError, TypeError):
+            self._expect(ticket)
             raise
         if code < 0:
-            expect_ticket(ticket)
+            self._expect(ticket)
             self._end.refuse(code, ticket)
 
     def close(self) -> None:
         """Let go of every view."""
+        self._ring = None
         self.buffers.clear()
         self._views.clear()
 

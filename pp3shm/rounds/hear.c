@@ -35,7 +35,7 @@ int pp3_hear(const struct pp3_hear *h, struct pp3_ring *r, uint64_t ticket,
                                    : r->page + index * r->page_stride;
     memcpy(&heard->round, buffer, sizeof heard->round);
     heard->failed = status;
-    heard->place = index + (status ? r->pages : 0);
+    heard->place = (int32_t)(index + (status ? r->pages : 0)); /* below 2^14 */
     if (heard->round != ticket) {
         (void)pp3_let_go(h, r, ticket);
         return -EBADE;
@@ -49,7 +49,7 @@ int pp3_hear(const struct pp3_hear *h, struct pp3_ring *r, uint64_t ticket,
     if (status == 0)
         memcpy(&heard->trace, buffer + r->page_bytes - sizeof heard->trace,
                sizeof heard->trace);
-    return 0;
+    return heard->place;
 }
 
 int pp3_let_go(const struct pp3_hear *h, struct pp3_ring *r, uint64_t ticket)

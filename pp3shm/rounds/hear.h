@@ -18,7 +18,7 @@ struct pp3_hear {
 struct pp3_heard {
     uint64_t round;
     int32_t failed;  /* the status of a round that failed as a whole, else 0 */
-    uint32_t place;  /* of its buffer: a page, or the number of pages + a failed one */
+    int32_t place;   /* of its buffer: a page, or the number of pages + a failed one */
     uint32_t stale;  /* slots, a bit each */
     int32_t status[PP3_MOST_SLOTS];
     struct pp3_trace trace;
@@ -27,9 +27,10 @@ struct pp3_heard {
 /* Waits to limit_ns (UINT64_MAX: to the round's deadline), but no longer than a call may
  * keep signals waiting.
  * stale: what the caller was told, beside what `ask` knows.
- * 0: resolved. -EAGAIN: not yet, call again. -ETIMEDOUT: the limit. -EALREADY: this rank
- * has let it go. -ESTALE: of another entry. -EBADE: the buffer is of round heard->round, and not this one; it
- * has been let go. -EBADMSG, -EOWNERDEAD: as the ring. */
+ * 0 or more: resolved, and the place of its buffer. -EAGAIN: not yet, call again.
+ * -ETIMEDOUT: the limit. -EALREADY: this rank has let it go. -ESTALE: of another entry.
+ * -EBADE: the buffer is of round heard->round and not of this one, which has been let
+ * go. -EBADMSG, -EOWNERDEAD: as the ring. */
 int pp3_hear(const struct pp3_hear *h, struct pp3_ring *r, uint64_t ticket,
              uint64_t limit_ns, uint32_t stale, struct pp3_heard *heard);
 
