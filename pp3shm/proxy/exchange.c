@@ -73,7 +73,7 @@ int pp3_work_poll(struct pp3_ring *r, struct pollfd *fds, unsigned long n,
     /* E4: counted as asleep, fence, then one more look at the ring; a submit after
      * that look sees the count and rings the bell descriptor. */
     pp3_work_prepare(r);
-    int ready = pp3_poll(fds, n, pp3_work_pending(r) ? 0 : sleep_ns);
+    int ready = pp3_work_pending(r) ? 0 : pp3_poll(fds, n, sleep_ns);
     pp3_work_done(r);
     return ready;
 }
