@@ -1,22 +1,25 @@
 """What an inference engine imports: rounds out, replies in."""
 
+import errno
 import time
 import weakref
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Literal, Self
 
-from pp3shm.errors import ConfigError, Exhausted, LinkError, ProfileError, RegionError
-from pp3shm.layout.frames import Step, encode_step
+from pp3shm._core import lib
+from pp3shm.errors import ConfigError, LinkError, ProfileError, RegionError
 from pp3shm.layout.profile import Profile
 from pp3shm.layout.tables import Status
 from pp3shm.parts import Choices, Parts
 from pp3shm.proxy.board import Board
 from pp3shm.proxy.plan import ProxyPlan
 from pp3shm.proxy.state import SessionState
-from pp3shm.reply import Reply, after
-from pp3shm.ring.ring import CAUSES, Behind
+from pp3shm.reply import Reply
+from pp3shm.ring.ring import Behind
 from pp3shm.slots import Row, SlotTable
+
+_ask_step = lib.pp3_ask_step  # looked up once: it is called each step
 
 REPLACE_S = 0.1
 """How long a claim waits for the death of a proxy that held every page."""
@@ -43,9 +46,8 @@ class Engine:
         self._doorman = parts.doorman
         self._proxy = parts.proxy
         self._board = Board(parts.ring)
-        self._slots = SlotTable(profile, parts.ring.is_open)
-        self._asked: dict[int, dict[int, int]] = {}
-        self._heads: dict[frozenset[int], bytes] = {}
+        self._slots = SlotTable(profile, parts.ring, self.layout)
+        self._reader.knows(self._slots.c)
         # An engine that is dropped, or still open when the interpreter ends, is closed.
         self._finalizer = weakref.finalize(self, parts.close)
 
@@ -157,9 +159,9 @@ class Engine:
             FrameError: tokens that are no 32-bit integers.
             RingError: more tokens than max_positions.
         """
-        state = self._slots.find(slot, live=False)
+        self._slots.expect(slot, live=False)
         tokens = self._slots.tokens(prefix)
-        self._ring.slot_reset(slot, state.generation + 1, tokens)
+        self._ring.slot_reset(slot, self._slots.generation(slot) + 1, tokens)
         return self._slots.opened(slot, tokens)
 
     def commit(self, slot: int, tokens: Sequence[int]) -> None:
@@ -177,9 +179,9 @@ class Engine:
 
     def close_slot(self, slot: int) -> None:
         """The request is over: its slot is no longer restated to workers."""
-        state = self._slots.find(slot)
+        self._slots.expect(slot)
         self._ring.slot_close(slot)
-        state.live = False
+        self._slots.closed(slot)
 
     @property
     def buffers(self) -> list[memoryview]:
@@ -196,11 +198,13 @@ class Engine:
 
     def position(self, slot: int) -> int:
         """Tokens committed in ``slot``; where its next draft will stand."""
-        return self._slots.find(slot).digest.length
+        self._slots.expect(slot)
+        return self._slots.position(slot)
 
     def generation(self, slot: int) -> int:
         """The generation of ``slot``."""
-        return self._slots.find(slot).generation
+        self._slots.expect(slot)
+        return self._slots.generation(slot)
 
     # -- rounds --------------------------------------------------------------------
 
@@ -221,45 +225,30 @@ class Engine:
             Exhausted: quarantine holds every spare page.
             FrameError: a row that is no STEP row, by name.
         """
-        built = tuple(self._slots.row(row) for row in rows)
-        body = encode_step(self.profile, Step(0, built))  # the ring stamps the round
-        heads = self._heads_of(frozenset(row.slot for row in built))
-        deadline = after(timeout_s)
-        ticket = self._claim(body, deadline, heads)
-        self._asked[ticket] = self._slots.asked(ticket, built)
-        return ticket
+        asked = tuple(rows)
+        if asked != self._slots.rows:  # by identity first: the same rows cost nothing
+            self._slots.ask_for(asked)
+        ticket: int = _ask_step(self._slots.c, self._ring.handle, timeout_s)
+        return ticket if ticket > 0 else self._ask_again(ticket, timeout_s)
 
-    def _claim(self, body: bytes, deadline: int, heads: bytes) -> int:
-        """Submit; where a stopped proxy holds every page, kill it and try again.
+    def _ask_again(self, code: int, timeout_s: float) -> int:
+        """Raises why a step was refused, or repeats it without a stopped proxy.
 
         A stopped process can hold its pages for ever, a dead one cannot: its pages
         come back as soon as its death is known. See ``Exhausted``.
         """
-        try:
-            return self._ring.step(body, deadline, heads)
-        except Exhausted:
-            if not self._proxy.replace():
-                raise
+        if code == -errno.EDOM:
+            raise ConfigError("timeout_s", "0 or more seconds", timeout_s)
+        if code == -errno.ENOENT:
+            self._slots.expect(self._slots.c.closed)
         limit = time.monotonic() + REPLACE_S
-        while True:
-            try:
-                return self._ring.step(body, deadline, heads)
-            except Exhausted:
-                if time.monotonic() >= limit:
-                    raise
+        if code == -errno.ENOBUFS and self._proxy.replace():
+            while code == -errno.ENOBUFS and time.monotonic() < limit:
                 time.sleep(0.001)
-
-    def _heads_of(self, slots: frozenset[int]) -> bytes:
-        """Round (the ring stamps it) and statuses, for each status the core can give.
-
-        Made once for each set of slots: there are at most 15.
-        """
-        heads = self._heads.get(slots)
-        if heads is None:
-            pages = (self.layout.failed(cause, slots) for cause in CAUSES)
-            heads = b"".join(page[: self.layout.head_bytes] for page in pages)
-            self._heads[slots] = heads
-        return heads
+                code = _ask_step(self._slots.c, self._ring.handle, timeout_s)
+        if code < 0:
+            self._ring.refuse(code)
+        return code
 
     def reply(self, ticket: int, *, timeout_s: float | None = None) -> Reply:
         """Wait for a round to be resolved; at its deadline it is, whatever happened.
@@ -273,9 +262,7 @@ class Engine:
             Stale: the ticket was released or never given.
             RegionError: somebody spoiled the page: it is of another round.
         """
-        return self._reader.read(
-            ticket, timeout_s, lambda: self.stale(ticket), self.release
-        )
+        return self._reader.read(ticket, timeout_s, 0, self.release)
 
     def stale(self, ticket: int) -> list[int]:
         """Slots of a round that were closed or opened anew since it was asked.
@@ -283,12 +270,11 @@ class Engine:
         ``reply`` marks them STALE by itself; a further rank is told of them, so that
         all ranks take the same rows for failed.
         """
-        return self._slots.stale(self._asked.get(ticket, {}))
+        return self._slots.stale(ticket)
 
     def release(self, ticket: int) -> None:
         """Rank 0 has read the round: nothing of its page is used after this."""
-        self._ring.release(ticket)
-        self._asked.pop(ticket, None)
+        self._reader.release(ticket)
 
     def cancel(self, ticket: int, *, told: bool = False) -> None:
         """Fail a round now, with status REFUSED, unless it is resolved already.
@@ -302,7 +288,7 @@ class Engine:
             self._ring.resolve(ticket, int(Status.REFUSED))
         else:
             self._ring.cancel(ticket)
-            self._asked.pop(ticket, None)
+            lib.pp3_ask_over(self._slots.c, ticket)
 
     # -- looking -------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ from types import TracebackType
 from typing import Self
 
 from pp3shm.attach import expect_layout
+from pp3shm.errors import ConfigError
 from pp3shm.layout.profile import Profile
 from pp3shm.reply import Reply, ReplyReader
 from pp3shm.ring.handover import attach_rank
@@ -79,12 +80,21 @@ class Rank:
             ticket: of the round.
             stale: what ``Engine.stale`` said of it.
             timeout_s: own patience; None waits to the round's deadline.
+
+        Raises:
+            ConfigError: ``stale`` names what is no slot.
         """
-        return self._reader.read(ticket, timeout_s, lambda: stale, self.release)
+        mask = 0
+        for slot in stale:
+            if slot not in range(self.profile.max_slots):
+                most = self.profile.max_slots - 1
+                raise ConfigError("stale", f"slots of 0..{most}", slot)
+            mask |= 1 << slot
+        return self._reader.read(ticket, timeout_s, mask, self.release)
 
     def release(self, ticket: int) -> None:
         """This rank has read the round."""
-        self._end.release(ticket)
+        self._reader.release(ticket)
 
     def close(self) -> None:
         """Let go of the region."""

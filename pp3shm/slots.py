@@ -1,15 +1,19 @@
-"""The engine's own table of its slots: generation, prefix digest, open rounds."""
+"""The engine's own table of its slots, as the C core keeps it, and their digests."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pp3shm.errors import Busy, ConfigError
+from pp3shm._core import ffi, lib
+from pp3shm.errors import Busy, ConfigError, RingError
+from pp3shm.layout.core import c_layout
 from pp3shm.layout.digest import PrefixDigest, token_bytes
-from pp3shm.layout.frames import StepRow
+from pp3shm.layout.frames import Step, StepRow, encode_step
 from pp3shm.layout.profile import Profile
+from pp3shm.layout.reply import ReplyLayout
+from pp3shm.ring.ring import CAUSES, EngineEnd
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,44 +33,52 @@ class Row:
     context: bytes = b""
 
 
-class _Slot:
-    """What the engine knows of one slot; the region holds what others must know."""
-
-    __slots__ = ("digest", "generation", "live", "rounds", "unsent")
-
-    def __init__(self) -> None:
-        self.generation = 0
-        self.live = False
-        self.digest = PrefixDigest()
-        self.unsent: list[int] = []
-        self.rounds: list[int] = []
-
-
 class SlotTable:
-    """Slots of one engine, in step with the region's.
+    """Slots of one engine, in step with the region's, and the rows asked for.
 
     Args:
         profile: gives their number and bounds.
-        is_open: whether a ticket's round is unresolved.
+        ring: the engine's end.
+        layout: of a page.
+
+    Attributes:
+        c: ``struct pp3_ask *``, for calls of the C core.
+        rows: those that ``lib.pp3_ask_step`` asks for; None: none yet, or none that
+            could be compared with others.
     """
 
-    def __init__(self, profile: Profile, is_open: Callable[[int], bool]) -> None:
+    def __init__(self, profile: Profile, ring: EngineEnd, layout: ReplyLayout) -> None:
         self._profile = profile
-        self._is_open = is_open
-        self._slots = [_Slot() for _ in range(profile.max_slots)]
+        self._ring = ring
+        self._layout = layout
+        self._heads: dict[frozenset[int], bytes] = {}
+        self._digests = [PrefixDigest() for _ in range(profile.max_slots)]
+        self.rows: tuple[Row, ...] | None = None
+        asking = lib.pp3_ask_new(ring.handle, c_layout(profile))
+        if asking == ffi.NULL:
+            raise RingError("slots", "memory for their table", "none")
+        self.c = ffi.gc(asking, lib.pp3_ask_free)
 
-    def find(self, slot: int, *, live: bool = True) -> _Slot:
-        """The state of a slot.
+    # -- slots ---------------------------------------------------------------------
+
+    def expect(self, slot: int, *, live: bool = True) -> None:
+        """Refuse what is no slot.
 
         Raises:
             ConfigError: there is no such slot, or it is closed and ``live`` is asked.
         """
-        if not 0 <= slot < len(self._slots):
-            raise ConfigError("slot", f"0..{len(self._slots) - 1}", slot)
-        state = self._slots[slot]
-        if live and not state.live:
+        if not 0 <= slot < len(self._digests):
+            raise ConfigError("slot", f"0..{len(self._digests) - 1}", slot)
+        if live and not lib.pp3_ask_life(self.c, slot) & 1:
             raise ConfigError(f"slots[{slot}]", "one opened by reset", "a closed one")
-        return state
+
+    def generation(self, slot: int) -> int:
+        """The slot's last generation; 0: none yet."""
+        return int(lib.pp3_ask_life(self.c, slot)) >> 1
+
+    def position(self, slot: int) -> int:
+        """Tokens committed in the slot."""
+        return int(self.c.slot[slot].position)
 
     def tokens(self, tokens: Sequence[int]) -> NDArray[np.int32]:
         """Token ids as int32.
@@ -86,13 +98,14 @@ class SlotTable:
 
     def opened(self, slot: int, tokens: NDArray[np.int32]) -> int:
         """A new generation with this prefix; which one."""
-        state = self._slots[slot]
-        state.generation += 1
-        state.live = True
-        state.digest = PrefixDigest(tokens)
-        state.unsent.clear()
-        state.rounds.clear()
-        return state.generation
+        digest = self._digests[slot] = PrefixDigest(tokens)
+        generation = self.generation(slot) + 1
+        lib.pp3_ask_open(self.c, slot, generation, digest.length, digest.value)
+        return generation
+
+    def closed(self, slot: int) -> None:
+        """The request in the slot is over."""
+        lib.pp3_ask_close(self.c, slot)
 
     def expect_resolved(self, slot: int) -> None:
         """Refuse while the slot stands in an open round.
@@ -100,48 +113,68 @@ class SlotTable:
         Raises:
             Busy: naming the round.
         """
-        for ticket in self._open_rounds(self.find(slot)):
+        self.expect(slot)
+        ticket = lib.pp3_ask_busy(self.c, self._ring.handle, slot)
+        if ticket:
             raise Busy(f"slots[{slot}]", f"round {ticket} resolved", "it is open")
 
     def committed(self, slot: int, tokens: NDArray[np.int32]) -> None:
         """Tokens were appended to the slot's prefix."""
-        state = self._slots[slot]
-        state.digest.update(tokens)
-        state.unsent.extend(tokens.tolist())
+        digest = self._digests[slot]
+        digest.update(tokens)
+        words = ffi.from_buffer("int32_t[]", tokens)
+        lib.pp3_ask_commit(self.c, slot, words, len(words), digest.value)
 
-    def row(self, row: Row) -> StepRow:
-        """The STEP's row of a request as it stands."""
-        state = self.find(row.slot)
+    # -- rounds --------------------------------------------------------------------
+
+    def ask_for(self, rows: tuple[Row, ...]) -> None:
+        """These are the rows of the steps to come.
+
+        Raises:
+            ConfigError: a slot that is closed or does not exist.
+            FrameError: a row that is no STEP row, by name.
+        """
+        self.rows = None
+        for row in rows:
+            self.expect(row.slot)
+        body = encode_step(self._profile, Step(0, tuple(map(self._blank, rows))))
+        heads = self._heads_of(frozenset(row.slot for row in rows))
+        if lib.pp3_ask_rows(self.c, body, len(body), heads) < 0:
+            raise RingError("rows", "both encoders to agree", "one refused them")
+        # A context that can be changed is not known by what it was.
+        if all(type(row.context) is bytes for row in rows):
+            self.rows = rows
+
+    def _blank(self, row: Row) -> StepRow:
+        """The STEP's row, without what the slot's own state adds at each step."""
         return StepRow(
             slot=row.slot,
-            generation=state.generation,
-            position=state.digest.length,
-            digest=state.digest.value,
-            # Tokens that do not fit a STEP leave a gap, which the proxy sees and
-            # closes with a RESET.
-            committed=tuple(state.unsent[-(self._profile.depth + 1) :]),
+            generation=0,
+            position=0,
+            digest=0,
+            committed=(),
             user_seed=row.user_seed,
             sampled=self._profile.is_sampled if row.sampled is None else row.sampled,
             context=row.context,
         )
 
-    def asked(self, ticket: int, rows: Iterable[StepRow]) -> dict[int, int]:
-        """The rows went out with a round; their generations by slot."""
-        generations = {}
-        for row in rows:
-            state = self._slots[row.slot]
-            state.unsent.clear()
-            state.rounds = [*self._open_rounds(state), ticket]
-            generations[row.slot] = row.generation
-        return generations
+    def _heads_of(self, slots: frozenset[int]) -> bytes:
+        """Round (the ring stamps it) and statuses, for each status the core can give.
 
-    def stale(self, generations: dict[int, int]) -> list[int]:
-        """Slots that were closed or opened anew since they were asked for."""
-        return [
-            slot
-            for slot, generation in generations.items()
-            if not self._slots[slot].live or self._slots[slot].generation != generation
-        ]
+        Made once for each set of slots: there are at most 15.
+        """
+        heads = self._heads.get(slots)
+        if heads is None:
+            pages = (self._layout.failed(cause, slots) for cause in CAUSES)
+            heads = b"".join(page[: self._layout.head_bytes] for page in pages)
+            self._heads[slots] = heads
+        return heads
 
-    def _open_rounds(self, state: _Slot) -> list[int]:
-        return [ticket for ticket in state.rounds if self._is_open(ticket)]
+    def stale(self, ticket: int) -> list[int]:
+        """Slots of a round that were closed or opened anew since it was asked."""
+        return slots_of(lib.pp3_ask_stale(self.c, ticket))
+
+
+def slots_of(mask: int) -> list[int]:
+    """The slots of a mask, a bit each."""
+    return [slot for slot in range(mask.bit_length()) if mask >> slot & 1]

@@ -1,5 +1,6 @@
 """The engine end to end: real regions, real proxies, real workers on sockets."""
 
+import contextlib
 import threading
 
 import numpy as np
@@ -103,14 +104,10 @@ def test_several_rounds_are_in_flight_and_each_draws_anew(engine):
     assert len(set(drafts)) > 1
 
 
-class Changing:
-    """A round in a page that somebody else writes: another one at each look."""
-
-    def __init__(self, first):
-        self.looks = iter(range(first, first + 1000))
-
-    def __int__(self):
-        return next(self.looks)
+def round_in(engine, page):
+    """The word of a page that says which round it is of; whoever maps it may write."""
+    size = engine._ring.region.shape.page_bytes
+    return engine._ring.region.view("pages")[page * size : page * size + 8]
 
 
 def test_a_reply_is_of_its_ticket_whatever_the_page_says_a_moment_later(engine):
@@ -119,14 +116,38 @@ def test_a_reply_is_of_its_ticket_whatever_the_page_says_a_moment_later(engine):
     for _ in range(3 * engine.rounds_in_flight):
         ticket = step(engine, [Row(0)])
         with engine.reply(ticket) as reply:
-            place = reply.place
-            views = engine._reader._views[place]
-            engine._reader._views[place] = views._replace(round=Changing(ticket))
-            assert engine.reply(ticket).round == ticket
-            engine._reader._views[place] = views._replace(round=Changing(ticket + 5))
+            word = round_in(engine, reply.place)
+            word[:] = (ticket + 5).to_bytes(8, "little")
+            assert ticket == reply.round
             with pytest.raises(RegionError, match=f"found {ticket + 5}$"):
                 engine.reply(ticket)
-            engine._reader._views[place] = views
+    engine.release(step(engine, [Row(0)]))
+
+
+def test_a_page_that_is_written_all_the_while_is_of_its_round_or_refused(engine):
+    engine.reset(0, [1])
+    done = threading.Event()
+    words = [round_in(engine, page) for page in range(engine._ring.region.shape.pages)]
+    now = [0]
+
+    def write():
+        while not done.is_set():
+            for word in words:
+                word[:] = (now[0] + 5).to_bytes(8, "little")
+                word[:] = now[0].to_bytes(8, "little")
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        for _ in range(200):
+            now[0] = ticket = step(engine, [Row(0)])
+            with contextlib.suppress(RegionError), engine.reply(ticket) as reply:
+                assert ticket == reply.round
+            with pytest.raises(Stale):  # let go either way
+                engine.reply(ticket)
+    finally:
+        done.set()
+        writer.join()
 
 
 def test_a_full_ring_refuses_and_names_the_round(engine):

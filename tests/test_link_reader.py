@@ -55,19 +55,66 @@ def test_peer_that_is_gone_is_named_when_reading_and_writing(pair):
         left.send(frame())
 
 
-@pytest.mark.parametrize("step", [1, 7, 39, 40, 41, 144])
-def test_reader_gives_frames_however_the_bytes_are_cut(pair, step):
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("step", [1, 7, 39, 40, 41, 144, 145, 200, 288, 720])
+def test_reader_gives_frames_however_the_bytes_are_cut(pair, step, ahead):
     left, right = pair
     reader = FrameReader(right, admit_all)
+    reader.ahead = ahead
     stream = b"".join(frame(sequence=number) for number in range(5))
     got = []
     for start in range(0, len(stream), step):
         left.send(stream[start : start + step])
+        reader._drained = False  # as after a poll
         while (one := reader.feed()) is not None:
             got.append(bytes(one))
     assert [frame(sequence=number) for number in range(5)] == got
     assert reader.feed() is None
     assert reader.began is None
+
+
+class Counted:
+    """A link that counts what is asked of it."""
+
+    def __init__(self, link):
+        self.peer, self.fileno, self._link = link.peer, link.fileno, link
+        self.looks = 0
+
+    def recv_into(self, view):
+        self.looks += 1
+        return self._link.recv_into(view)
+
+
+def test_a_reader_ahead_takes_a_frame_by_one_call(pair):
+    left, right = pair
+    link = Counted(right)
+    reader = FrameReader(link, admit_all, capacity=1024)
+    reader.ahead = True
+    for number in range(5):
+        left.send(frame(sequence=number))
+        assert frame(sequence=number) == reader.read(soon(), SOON)
+        assert number + 1 == link.looks
+    left.send(frame(sequence=5) + frame(sequence=6) + frame(sequence=7)[:50])
+    assert frame(sequence=5) == reader.read(soon(), SOON)
+    assert frame(sequence=6) == reader.read(soon(), SOON)
+    assert reader.feed() is None
+    assert reader.began is not None
+    left.send(frame(sequence=7)[50:])
+    assert frame(sequence=7) == reader.read(soon(), SOON)
+    assert reader.began is None
+
+
+def test_a_longer_frame_behind_another_finds_room(pair):
+    left, right = pair
+    reader = FrameReader(right, admit_all, capacity=256)
+    reader.ahead = True
+    long = frame(secrets.token_bytes(5000), sequence=1)
+    left.send(frame() + long)
+    assert frame() == reader.read(soon(), SOON)
+    assert long == reader.read(soon(), SOON)
+    left.send(frame() + frame())
+    assert frame() == reader.read(soon(), SOON)
+    assert frame() == reader.read(soon(), SOON)
 
 
 def test_reader_tells_when_a_frame_began(pair):

@@ -207,7 +207,7 @@ def body_lengths_ok(kind: Kind, length: int, profile: Profile | None) -> bool:
     return length in _lengths(kind, profile)
 
 
-def open_body(body: bytes) -> bytes:
+def open_body(body: bytes | memoryview) -> bytes:
     """The body without its CRC.
 
     Raises:

@@ -73,14 +73,19 @@ class FrameReader:
         header: the header of the frame last returned or now coming in, else None.
         began: when its first byte was seen (``time.monotonic``), None between frames;
             a poll loop closes the connection of a peer that trickles by it.
+        ahead: read what is there in one call, as far as there is room, instead of a
+            frame's header and body by one each. What is behind a frame is then read
+            before that frame is judged, into room that was there.
     """
 
     def __init__(self, link: Link, admit: Admit, capacity: int = 512) -> None:
         self._link = link
         self.admit = admit
+        self.ahead = False
         self._view = memoryview(bytearray(max(capacity, HEADER_BYTES)))
-        self._filled = 0
+        self._start = self._end = 0  # what has come, the frame now looked at first
         self._needed = HEADER_BYTES
+        self._given = self._drained = False
         self.header: FrameHeader | None = None
         self.began: float | None = None
 
@@ -96,35 +101,64 @@ class FrameReader:
                 read from this link any more.
             PeerDied: the connection ended.
         """
-        if self._filled == self._needed:
-            self._filled, self._needed = 0, HEADER_BYTES
-            self.header = None
-        while self._filled < self._needed:
-            got = self._link.recv_into(self._view[self._filled : self._needed])
-            if got == 0:
-                return None
-            if self.began is None:
-                self.began = time.monotonic()
-            self._filled += got
-            if self._filled == HEADER_BYTES and self.header is None:
+        if self._given:
+            self._next()
+        while True:
+            there = self._end - self._start
+            if there >= HEADER_BYTES and self.header is None:
                 self._open_header()
-        self.began = None
-        return self._view[: self._needed]
+            elif there >= self._needed:
+                self._given = True
+                self.began = None
+                return self._view[self._start : self._start + self._needed]
+            elif not self._receive():
+                return None
+
+    def _next(self) -> None:
+        """What comes next is another frame."""
+        self._start += self._needed
+        self._needed = HEADER_BYTES
+        self._given = False
+        self.header = None
+        if self._start == self._end:
+            self._start = self._end = 0
+        else:  # part of it came with the one before
+            self.began = time.monotonic()
+
+    def _receive(self) -> bool:
+        """One look at the link; False where nothing more is there."""
+        if self._drained:
+            return False
+        most = len(self._view) if self.ahead else self._start + self._needed
+        got = self._link.recv_into(self._view[self._end : most])
+        # A stream that gave less than it was asked for has no more at the moment.
+        self._drained = self.ahead and got < most - self._end
+        if got == 0:
+            return False
+        if self.began is None:
+            self.began = time.monotonic()
+        self._end += got
+        return True
 
     @property
     def raw_header(self) -> bytes:
         """The 40 bytes last read as a header, also where they were refused."""
-        return bytes(self._view[:HEADER_BYTES])
+        return bytes(self._view[self._start : self._start + HEADER_BYTES])
 
     def _open_header(self) -> None:
         header = decode_header(self.raw_header)
         self.admit(header)
         self.header = header
         self._needed = HEADER_BYTES + header.body_bytes
+        if self._start + self._needed <= len(self._view):
+            return
+        come = self._view[self._start : self._end]
         if self._needed > len(self._view):
-            larger = memoryview(bytearray(self._needed))
-            larger[:HEADER_BYTES] = self._view[:HEADER_BYTES]
-            self._view = larger
+            self._view = memoryview(bytearray(self._needed))
+            self._view[: len(come)] = come
+        else:
+            self._view[: len(come)] = bytes(come)
+        self._start, self._end = 0, len(come)
 
     def read(
         self, idle_deadline: float, frame_s: float, stop: int | None = None
@@ -146,6 +180,7 @@ class FrameReader:
             PeerDied: the connection ended.
         """
         while (frame := self.feed()) is None:
+            self._drained = False
             deadline = idle_deadline
             if self.began is not None:
                 deadline = min(deadline, self.began + frame_s)
@@ -155,6 +190,6 @@ class FrameReader:
                 return None
             raise LinkError(
                 f"{self._link.peer}: expected a frame in time, found "
-                f"{self._filled} of at least {self._needed} bytes"
+                f"{self._end - self._start} of at least {self._needed} bytes"
             )
         return frame

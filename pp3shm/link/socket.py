@@ -20,6 +20,9 @@ _KEEPALIVE = (
     (socket.TCP_KEEPINTVL, 5),
     (socket.TCP_KEEPCNT, 3),
 )
+# Not in Python's socket module; the number of all Linux machines but two old ones.
+_SO_BUSY_POLL = 46
+_BUSY_POLL_US = 50
 _GONE = "the peer closed the connection"
 
 
@@ -34,6 +37,10 @@ class SocketLink:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             for option, seconds in _KEEPALIVE:
                 sock.setsockopt(socket.IPPROTO_TCP, option, seconds)
+            # Look at the network card instead of waiting for its interrupt, where it
+            # can be looked at and we may ask for it.
+            with contextlib.suppress(OSError):
+                sock.setsockopt(socket.SOL_SOCKET, _SO_BUSY_POLL, _BUSY_POLL_US)
         self._sock = sock
         self._peer = peer
 

@@ -1,8 +1,10 @@
-"""One session with a worker after HELLO: frames out in order, frames in judged."""
+"""One session with a worker after HELLO: what is said beside STEPs and REPLYs."""
 
-import time
+import os
+from typing import Any
 
-from pp3shm.errors import FrameError, LinkError
+from pp3shm._core import ffi, lib
+from pp3shm.errors import FrameError, LinkError, PeerDied
 from pp3shm.layout.frames import (
     HEADER_BYTES,
     ErrorBody,
@@ -11,18 +13,19 @@ from pp3shm.layout.frames import (
     Reset,
     body_lengths_ok,
     decode_error,
+    decode_header,
     encode_error,
     encode_frame,
     encode_reset,
     open_body,
-    profile_flags,
 )
 from pp3shm.layout.profile import Profile
 from pp3shm.proxy.greet import Greeting
-from pp3shm.proxy.hands import Place, Taken
+from pp3shm.proxy.hands import Place
+from pp3shm.proxy.pump import Pump
 
 SEND_TIMEOUT_S = 0.5
-"""How long a worker that reads nothing may hold the loop up."""
+"""How long a worker that reads nothing may hold a frame up."""
 
 TRICKLE_S = 2.0
 """A frame that began this long ago and is not whole ends the session."""
@@ -31,47 +34,48 @@ TRICKLE_S = 2.0
 class Conversation:
     """The frames of one session, from HELLO_ACK to its end.
 
-    What was sent in a session arrives in it, or the session dies. So the prefixes
-    that went out are what the worker holds, until a row's status says otherwise.
+    STEPs and REPLYs pass through the pump, which keeps the session's sequences; what
+    else is said stands here.
 
-    Attributes:
-        session: 16 bytes.
-        received: frames that came in, HELLO_ACK included: the next one's sequence.
+    Args:
+        greeting: the agreed session.
+        profile: what was agreed.
+        pump: carries it; one session at a time.
     """
 
-    def __init__(self, greeting: Greeting, profile: Profile) -> None:
+    def __init__(self, greeting: Greeting, profile: Profile, pump: Pump) -> None:
         self.session = greeting.session
-        self.received = 1
-        self._sent = 1
         self._link = greeting.link
-        self._reader = greeting.reader
-        self._reader.admit = self._admit
         self._profile = profile
-        self._flags = profile_flags(profile)
-        self._held: dict[int, tuple[int, int]] = {}
+        self._c: Any = pump.c
+        self._c.send_ns = int(SEND_TIMEOUT_S * 1e9)
+        self._c.trickle_ns = int(TRICKLE_S * 1e9)
+        lib.pp3_pump_open(self._c, self._link.fileno(), self.session)
 
-    def fileno(self) -> int:
-        """The link's descriptor."""
-        return self._link.fileno()
+    @property
+    def received(self) -> int:
+        """Frames that came in, HELLO_ACK included: the sequence of the next one."""
+        return int(self._c.received)
+
+    @property
+    def frame(self) -> bytes:
+        """The frame that the pump came back with."""
+        return bytes(ffi.buffer(self._c.frame, self._c.frame_bytes))
 
     # -- out -----------------------------------------------------------------------
 
     def needs_reset(self, place: Place) -> bool:
-        """True where the worker could not append this row's tokens.
-
-        That is a generation it was not told of, or tokens missing before the row's
-        own: a round that failed before it was sent took its tokens with it.
-        """
-        generation, length = self._held.get(place.slot, (-1, 0))
-        return (
-            generation != place.generation
-            or place.position - place.committed > length
-            or place.position < length
+        """True where the worker could not append this row's tokens."""
+        row = ffi.new(
+            "struct pp3_step_row *",
+            {
+                "slot": place.slot,
+                "generation": place.generation,
+                "position": place.position,
+                "count": place.committed,
+            },
         )
-
-    def forget(self, slot: int) -> None:
-        """The worker refused a row of the slot: what it holds is not known."""
-        self._held.pop(slot, None)
+        return bool(lib.pp3_pump_behind(self._c, row))
 
     def send_reset(self, reset: Reset) -> None:
         """Open or restate a generation.
@@ -81,28 +85,29 @@ class Conversation:
             LinkError: the worker is gone or takes nothing.
         """
         self._send(Kind.RESET, encode_reset(self._profile, reset))
-        self._held[reset.slot] = (reset.generation, len(reset.prefix))
+        told = self._c.told[reset.slot]
+        told.generation, told.length, told.known = (
+            reset.generation,
+            len(reset.prefix),
+            1,
+        )
 
-    def send_step(self, taken: Taken) -> None:
-        """Ask for one round.
-
-        Raises:
-            LinkError: the worker is gone or takes nothing.
-        """
-        self._send(Kind.STEP, taken.body, self._flags)
-        taken.sent_ns = time.monotonic_ns()
-        for place in taken.places:
-            self._held[place.slot] = (place.generation, place.position)
-
-    def _send(self, kind: Kind, body: bytes | memoryview, flags: int = 0) -> None:
-        frame = encode_frame(kind, self.session, self._sent, body, flags)
-        self._sent += 1
+    def _send(self, kind: Kind, body: bytes) -> None:
+        frame = encode_frame(kind, self.session, self._c.sent, body)
+        self._c.sent += 1
         self._link.send(frame, SEND_TIMEOUT_S)
 
     # -- in ------------------------------------------------------------------------
 
+    def refused_header(self) -> FrameError:
+        """What is wrong with the header that the pump refused, in words."""
+        try:
+            self._admit(decode_header(self.frame))
+        except FrameError as error:
+            return error
+        return FrameError("frame", "both readers to agree", "one refused its header")
+
     def _admit(self, header: FrameHeader) -> None:
-        """Refuse a kind or a length before a byte of the body is read."""
         kind = Kind(header.kind)
         if kind not in (Kind.REPLY, Kind.ERROR, Kind.BYE):
             raise FrameError("frame.kind", "REPLY, ERROR or BYE", kind.name)
@@ -110,37 +115,35 @@ class Conversation:
             place = f"frame.body_bytes of {kind.name}"
             raise FrameError(place, "a length of the profile", header.body_bytes)
 
-    def read(self) -> tuple[Kind, memoryview] | None:
-        """The next whole frame, valid until the next call; None if there is none yet.
-
-        Raises:
-            FrameError: it announces a kind or length that must not come.
-            LinkError: the connection is gone, or the frame trickles.
-        """
-        frame = self._reader.feed()
-        header = self._reader.header
-        if frame is not None and header is not None:
-            return Kind(header.kind), frame
-        began = self._reader.began
-        if began is not None and time.monotonic() - began > TRICKLE_S:
-            raise LinkError(f"frame: expected whole within {TRICKLE_S} s, found part")
-        return None
-
-    def last_words(self, kind: Kind, frame: memoryview) -> str:
+    def last_words(self) -> tuple[Kind, str]:
         """What an ERROR or BYE says.
 
         Raises:
             FrameError: it is not of this session, out of sequence, or corrupt.
         """
-        header = self._reader.header
-        found = None if header is None else (header.session, header.sequence)
-        if found != (self.session, self.received):
+        frame = self.frame
+        header = decode_header(frame)
+        if (header.session, header.sequence) != (self.session, self.received):
             expected = f"sequence {self.received} of this session"
             raise FrameError("frame.sequence", expected, "another")
-        body = open_body(bytes(frame[HEADER_BYTES:]))
-        if kind is Kind.BYE:
-            return f"{self._link.peer}: the worker said BYE"
-        return f"{self._link.peer}: the worker said {decode_error(body).text!r}"
+        body = open_body(frame[HEADER_BYTES:])
+        if header.kind == Kind.BYE:
+            return Kind.BYE, f"{self._link.peer}: the worker said BYE"
+        text = decode_error(body).text
+        return Kind.ERROR, f"{self._link.peer}: the worker said {text!r}"
+
+    def lost(self, why: int) -> LinkError:
+        """The link's end in words, by what the pump came back with."""
+        if why == lib.PP3_PUMP_UNTAKEN:
+            return LinkError(
+                f"{self._link.peer}: expected to take a STEP within {SEND_TIMEOUT_S:g} "
+                f"s, found {self._c.out_bytes} bytes of it left"
+            )
+        if why == lib.PP3_PUMP_TRICKLE:
+            return LinkError(f"frame: expected whole within {TRICKLE_S} s, found part")
+        error = self._c.error
+        said = os.strerror(error) if error else "the peer closed the connection"
+        return PeerDied(f"{self._link.peer}: {said}")
 
     # -- the end -------------------------------------------------------------------
 
@@ -154,13 +157,19 @@ class Conversation:
 
     def _end(self, kind: Kind, body: bytes) -> None:
         """Close; whether the last frame still arrives changes nothing for us."""
-        try:
-            self._send(kind, body)
-        except LinkError:
+        half_sent = self._c.out_bytes > 0  # a frame behind half a STEP says nothing
+        if not half_sent:
+            try:
+                self._send(kind, body)
+            except LinkError:
+                half_sent = True
+        lib.pp3_pump_close(self._c)
+        if half_sent:
             self._link.close()
         else:
             self._link.finish(timeout_s=0.05)
 
     def close(self) -> None:
         """Close without a word."""
+        lib.pp3_pump_close(self._c)
         self._link.close()

@@ -24,6 +24,7 @@ NAMES = (
     "error_frames",  # ERRORs the worker sent
     *REASONS,
     *(f"row_status_{status}" for status in range(1, 9)),
+    "pump_returns",  # how often the pump came back to the interpreter
 )
 
 INDEX = {name: index for index, name in enumerate(NAMES)}

@@ -64,18 +64,34 @@ int pp3_answer(struct pp3_ring *r, const struct pp3_layout *l, uint64_t mine,
     return pp3_publish(r, mine);
 }
 
-/* One look at ring and descriptors, sleeping up to sleep_ns for the descriptors.
- * fds: link, control, bell; a negative descriptor is ignored by poll. */
-static int look(struct pp3_ring *r, struct pollfd *fds, nfds_t n, int64_t sleep_ns)
+int pp3_poll(struct pollfd *fds, unsigned long n, int64_t sleep_ns)
 {
     struct timespec t = {.tv_sec = (time_t)(sleep_ns / 1000000000),
                          .tv_nsec = (long)(sleep_ns % 1000000000)};
-    if (ppoll(fds, n, &t, NULL) < 0 && errno != EINTR)
-        return -errno;
+    int ready = ppoll(fds, (nfds_t)n, &t, NULL);
+    return ready < 0 ? -errno : ready;
+}
+
+int pp3_work_poll(struct pp3_ring *r, struct pollfd *fds, unsigned long n,
+                  int64_t sleep_ns)
+{
+    /* E4: counted as asleep, fence, then one more look at the ring; a submit after
+     * that look sees the count and rings the bell descriptor. */
+    pp3_work_prepare(r);
+    int ready = pp3_work_pending(r) ? 0 : pp3_poll(fds, n, sleep_ns);
+    pp3_work_done(r);
+    return ready;
+}
+
+/* What there is to do, after a poll of link and control that gave this. */
+static int wake_of(struct pp3_ring *r, const struct pollfd *fds, int polled)
+{
+    if (polled < 0 && polled != -EINTR)
+        return polled;
     int wake = pp3_work_pending(r) ? PP3_WAKE_WORK : 0;
-    if (fds[0].revents != 0)
+    if (polled > 0 && fds[0].revents != 0)
         wake |= PP3_WAKE_LINK;
-    if (fds[1].revents != 0)
+    if (polled > 0 && fds[1].revents != 0)
         wake |= PP3_WAKE_CONTROL;
     return wake;
 }
@@ -91,16 +107,11 @@ int pp3_proxy_sleep(struct pp3_ring *r, int link_fd, int control_fd, int64_t spi
     uint64_t spun = pp3_now() + (uint64_t)spin_ns;
     int wake;
     do
-        wake = look(r, fds, 2, 0);
+        wake = wake_of(r, fds, pp3_poll(fds, 2, 0));
     while (wake == 0 && pp3_now() < spun);
     if (wake != 0 || sleep_ns <= 0)
         return wake;
-    /* E4: counted as asleep, fence, then one more look at the ring; a submit after
-     * that look sees the count and rings the bell descriptor. */
-    pp3_work_prepare(r);
-    wake = pp3_work_pending(r) ? PP3_WAKE_WORK : look(r, fds, 3, sleep_ns);
-    pp3_work_done(r);
-    return wake;
+    return wake_of(r, fds, pp3_work_poll(r, fds, 3, sleep_ns));
 }
 
 int pp3_die_with_parent(void)

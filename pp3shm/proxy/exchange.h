@@ -48,6 +48,16 @@ int pp3_answer(struct pp3_ring *r, const struct pp3_layout *l, uint64_t mine,
 int pp3_answer_failed(struct pp3_ring *r, const struct pp3_layout *l, uint64_t mine,
                       const uint8_t *step, int32_t status);
 
+struct pollfd;
+
+/* ppoll: how many are ready, or -errno. */
+int pp3_poll(struct pollfd *fds, unsigned long n, int64_t sleep_ns);
+
+/* The same, with the ring's bell among the descriptors: no sleep while a round can be
+ * taken, and a submit ends it (E4). */
+int pp3_work_poll(struct pp3_ring *r, struct pollfd *fds, unsigned long n,
+                  int64_t sleep_ns);
+
 /* Spins up to spin_ns, then sleeps up to sleep_ns, until a round can be taken or one
  * of the descriptors (-1: none) is readable. Returns PP3_WAKE_* bits, 0 after the
  * whole time, or -errno. */

@@ -1,12 +1,10 @@
-"""The one loop of a proxy: rounds from the ring to the worker and back.
+"""The one loop of a proxy: sessions, and whatever is rare in one.
 
 A thread and a process run the same loop; they differ in who starts it. It is driven
-by one thread, touches control words only through the core, and never waits longer
-than 10 ms, except for a worker that does not take a frame.
+by one thread and touches control words only through the core. Rounds and replies pass
+through the pump, which comes back here for what it does not decide.
 """
 
-import struct
-import threading
 import time
 from collections.abc import Callable
 
@@ -22,19 +20,21 @@ from pp3shm.errors import (
     ReplyError,
     RingError,
 )
-from pp3shm.layout.frames import HEADER_BYTES, ErrorBody, Kind, Reset, Status
-from pp3shm.layout.tables import reply_packing
-from pp3shm.layout.validate import INCIDENTS, REASON_STATUS, check_reply
+from pp3shm.layout.frames import ErrorBody, Kind, Reset, Status
+from pp3shm.layout.validate import INCIDENTS, REASON_STATUS, REASONS, check_reply
 from pp3shm.proxy.board import Board
 from pp3shm.proxy.conversation import Conversation
 from pp3shm.proxy.dial import Dialler
 from pp3shm.proxy.greet import Greeting
-from pp3shm.proxy.hands import Hands, Taken
+from pp3shm.proxy.hands import Hands
 from pp3shm.proxy.plan import ProxyPlan
+from pp3shm.proxy.pump import Pump
 from pp3shm.proxy.state import Event, Session, SessionState, step
 from pp3shm.ring.ring import ProxyEnd
 
 SLEEP_NS = 10_000_000
+SLICE_NS = 50_000_000
+"""A process comes back from the pump so often, to let signals in."""
 BROKEN_FRAME = ("frame", "crc")
 HELD = (SessionState.REFUSED, SessionState.INCIDENT)
 """States that only the user ends."""
@@ -70,7 +70,24 @@ class ProxyLoop:
         expect_layout(end.region.layout_id, plan.profile)
         self._hands = Hands(end, plan.profile)
         self._rounds = int(end.region.shape.rounds)
-        self._stopping = threading.Event()
+        self._pump = Pump(
+            self._hands,
+            control_fd,
+            plan.spin_ns,
+            SLICE_NS if control_fd >= 0 else 0,
+        )
+        self._on_return = {
+            lib.PP3_PUMP_IDLE: self._nothing,
+            lib.PP3_PUMP_STOPPED: self._nothing,
+            lib.PP3_PUMP_CONTROL: self._control,
+            lib.PP3_PUMP_RESET: self._restate,
+            lib.PP3_PUMP_ANSWERED: self._answered,
+            lib.PP3_PUMP_FRAME: self._farewell,
+            lib.PP3_PUMP_HEADER: self._header_refused,
+            lib.PP3_PUMP_REFUSED: self._reject,
+            lib.PP3_PUMP_REQUEST: self._bad_take,
+            lib.PP3_PUMP_RING: self._ring_failed,
+        }
         self._dialler = Dialler(plan)
         self._talk: Conversation | None = None
         self._session = Session()
@@ -82,7 +99,7 @@ class ProxyLoop:
 
     def stop(self) -> None:
         """Ask the loop to end; it says BYE. For any thread and signal handlers."""
-        self._stopping.set()
+        self._pump.stop()
 
     def run(self) -> None:
         """Turn until stopped. Whatever ends it, no round stays in its hands."""
@@ -96,16 +113,18 @@ class ProxyLoop:
             self._dialler.close()
 
     def turn(self) -> None:
-        """One pass: sweep, heed, dial, take, receive, sleep."""
-        self._hands.sweep()
+        """One pass: heed, dial; then in a session the pump, else fail what is asked."""
         self._heed()
         self._dial()
-        self._take()
-        self._receive()
-        self._sleep()
+        if self._talk is not None:
+            self._carry(self._talk)
+        else:
+            self._hands.sweep()
+            self._fail_rounds()
+            self._sleep()
 
     def _sleep(self) -> None:
-        """Until a round, a frame, a dial's outcome or an order comes, at most 10 ms."""
+        """Until a round, a dial's outcome or an order comes, at most 10 ms."""
         state = self._session.state
         if state is SessionState.CLOSED:
             return
@@ -113,18 +132,18 @@ class ProxyLoop:
         if state is SessionState.WAITING:
             sleep = max(0, min(sleep, self._session.retry_at_ns - self._clock()))
         wake = lib.pp3_proxy_sleep(
-            self._end.handle,
-            self._dialler.fd if self._talk is None else self._talk.fileno(),
-            self._control_fd,
-            self._plan.spin_ns if state is SessionState.READY else 0,
-            sleep,
+            self._end.handle, self._dialler.fd, self._control_fd, 0, sleep
         )
-        if wake > 0 and wake & lib.PP3_WAKE_CONTROL and self._on_control():
+        if wake > 0 and wake & lib.PP3_WAKE_CONTROL:
+            self._control()
+
+    def _control(self) -> None:
+        if self._on_control():
             self.stop()
 
     def _heed(self) -> None:
         """Do what the user asked for: end, or open a session again."""
-        if self._stopping.is_set():
+        if self._pump.stopped:
             self._step(Event.STOP)
         elif self._session.state in HELD and self._board.reopen_pending():
             self._board.put("incident", 0)
@@ -164,7 +183,8 @@ class ProxyLoop:
             self._step(Event.UNREACHABLE)
 
     def _open(self, greeting: Greeting) -> None:
-        self._talk = Conversation(greeting, self._profile)
+        self._talk = Conversation(greeting, self._profile, self._pump)
+        self._pump.c.tell_answer = 1
         self._board.count("sessions")
         self._board.note(None)
         self._step(Event.ACCEPTED)
@@ -176,33 +196,54 @@ class ProxyLoop:
 
     # -- engine to worker ----------------------------------------------------------
 
-    def _take(self) -> None:
-        # Bounded, so that a flood of rounds keeps neither replies nor orders waiting.
+    def _fail_rounds(self) -> None:
+        """Without a session every round fails at once."""
+        # Bounded, so that a flood of rounds keeps no order waiting.
         for _ in range(self._rounds):
-            if self._talk is not None and self._hands.congested:
-                return
             try:
-                taken = self._hands.take()
+                if self._hands.take() is None:
+                    return
             except RingError as error:
-                self._board.count("bad_request")
-                self._board.note(error)
+                self._refused_take(error)
                 return
-            if taken is None:
-                return
-            if self._talk is None:
-                self._board.count("peer_died", self._hands.fail_all(Status.PEER_DIED))
-                continue
-            try:
-                self._send_step(self._talk, taken)
-            except LinkError as error:
-                self._end_session(Event.LOST, error)
+            self._board.count("peer_died", self._hands.fail_all(Status.PEER_DIED))
 
-    def _send_step(self, talk: Conversation, taken: Taken) -> None:
-        for place in taken.places:
-            if talk.needs_reset(place):
-                self._send_reset(talk, place.slot, place.position)
-        talk.send_step(taken)
-        self._board.count("steps_sent")
+    def _refused_take(self, error: RingError) -> None:
+        self._board.count("bad_request")
+        self._board.note(error)
+
+    def _carry(self, talk: Conversation) -> None:
+        """Let the pump carry rounds and replies, and see to what it came back with."""
+        why = self._pump()
+        seen_to = self._on_return.get(why)
+        if seen_to is None:
+            self._end_session(Event.LOST, talk.lost(why))
+        else:
+            seen_to()
+
+    def _nothing(self) -> None:
+        """The turn that follows heeds whatever was asked."""
+
+    def _bad_take(self) -> None:
+        try:
+            self._hands.refuse(self._pump.error, self._pump.c.subject)
+        except RingError as error:
+            self._refused_take(error)
+
+    def _ring_failed(self) -> None:
+        self._end.refuse(self._pump.error)
+
+    def _restate(self) -> None:
+        """Slots of the round in hand are restated; the pump then sends its STEP."""
+        talk, taken = self._talk, self._pump.subject
+        if talk is None or taken is None:
+            return
+        try:
+            for place in taken.places(self._profile):
+                if talk.needs_reset(place):
+                    self._send_reset(talk, place.slot, place.position)
+        except LinkError as error:
+            self._end_session(Event.LOST, error)
 
     def _send_reset(
         self, talk: Conversation, slot: int, most: int | None = None
@@ -225,48 +266,26 @@ class ProxyLoop:
 
     # -- worker to engine ----------------------------------------------------------
 
-    def _receive(self) -> None:
-        while (talk := self._talk) is not None:
-            try:
-                got = talk.read()
-                if got is None:
-                    return
-                kind, frame = got
-                if kind is Kind.REPLY:
-                    self._reply(talk, frame)
-                else:
-                    self._farewell(talk, kind, frame)
-                talk.received += 1
-            except FrameError as error:
-                reason = "crc" if error.place == "crc" else "frame"
-                self._refuse(reason, error)
-            except LinkError as error:
-                self._end_session(Event.LOST, error)
-
-    def _reply(self, talk: Conversation, frame: memoryview) -> None:
-        round_ = int.from_bytes(frame[HEADER_BYTES : HEADER_BYTES + 8], "little")
-        taken = self._hands.find(round_)
-        if taken is None:
-            answer = self._hands.unawaited(round_, frame, talk.session, talk.received)
-        else:
-            answer = self._hands.answer(taken, frame, talk.session, talk.received)
-        if answer.reason is not None:
-            self._reject(talk, answer.reason, taken, frame)
-            return
-        self._board.count("late" if answer.late else "replies")
+    def _answered(self) -> None:
+        """The session's first good reply is in."""
         if self._session.failures:
             self._step(Event.ANSWERED)
-        if taken is not None:
-            self._heed_rows(talk, taken, frame)
 
-    def _reject(
-        self, talk: Conversation, reason: str, taken: Taken | None, frame: memoryview
-    ) -> None:
+    def _header_refused(self) -> None:
+        if self._talk is not None:
+            self._refuse("frame", self._talk.refused_header())
+
+    def _reject(self) -> None:
         """A reply failed a check: fail its round, then say why.
 
         That it was an incident is noted before anybody can see the failed round, so
         that neither a death here nor a ``reopen`` in between is lost.
         """
+        talk, taken = self._talk, self._pump.subject
+        if talk is None:
+            return
+        reason = REASONS[self._pump.error - 1]
+        body = None if taken is None else taken.body
         if reason in INCIDENTS:
             self._note_incident()
         late = taken is not None and not self._hands.fail(taken, REASON_STATUS[reason])
@@ -277,34 +296,19 @@ class ProxyLoop:
             self._board.put_state(self._end.owner, self._session.state)
             self._board.count("late")
             return
-        body = None if taken is None else bytes(taken.body)
-        self._refuse(reason, self._explain(reason, body, frame, talk))
+        self._refuse(reason, self._explain(reason, body, talk))
 
     def _note_incident(self) -> None:
         self._board.put("incident", 1)
         self._board.put_state(self._end.owner, SessionState.INCIDENT)
         self._board.reopen_seen()  # what was asked before does not speak of this one
 
-    def _heed_rows(self, talk: Conversation, taken: Taken, frame: memoryview) -> None:
-        """Count refused rows; what the worker holds of their slots is not known."""
-        places = taken.places
-        packing = reply_packing(
-            len(places), self._profile.depth, self._profile.is_sampled
-        )
-        at = HEADER_BYTES + packing.offset["status"]
-        statuses = struct.unpack_from(f"<{len(places)}i", frame, at)
-        for place, status in zip(places, statuses, strict=True):
-            if status in range(1, 9):
-                self._board.count(f"row_status_{status}")
-                if status != Status.WORKER_ERROR:
-                    talk.forget(place.slot)
-
     def _explain(
-        self, reason: str, body: bytes | None, frame: memoryview, talk: Conversation
+        self, reason: str, body: bytes | None, talk: Conversation
     ) -> ReplyError:
         """The refusal in words, by the readable reference."""
         try:
-            check_reply(self._profile, body, bytes(frame), talk.session, talk.received)
+            check_reply(self._profile, body, talk.frame, talk.session, talk.received)
         except ReplyError as error:
             return error
         return ReplyError(reason, "reply", "both checkers to agree", "one refused it")
@@ -316,8 +320,14 @@ class ProxyLoop:
         event = Event.INCIDENT if reason in INCIDENTS else Event.FAULT
         self._end_session(event, why, ErrorBody(status, str(why)))
 
-    def _farewell(self, talk: Conversation, kind: Kind, frame: memoryview) -> None:
-        words = talk.last_words(kind, frame)
+    def _farewell(self) -> None:
+        if self._talk is None:
+            return
+        try:
+            kind, words = self._talk.last_words()
+        except FrameError as error:
+            self._refuse("crc" if error.place == "crc" else "frame", error)
+            return
         if kind is Kind.ERROR:
             self._board.count("error_frames")
         event = Event.LOST if kind is Kind.BYE else Event.FAULT
@@ -330,7 +340,6 @@ class ProxyLoop:
         talk, self._talk = self._talk, None
         # First the rounds: whoever waits for them must not wait for a polite goodbye.
         self._board.count("peer_died", self._hands.fail_all(Status.PEER_DIED))
-        self._hands.end_session()
         self._board.note(why)
         self._step(event)
         if talk is not None and error is not None:

@@ -11,6 +11,7 @@
 #include <stdint.h>
 
 #ifndef PP3_MACHINE
+#include <sched.h>
 #include <stdatomic.h>
 #include <string.h>
 
@@ -59,6 +60,8 @@ _Static_assert(ATOMIC_LLONG_LOCK_FREE == 2 && ATOMIC_INT_LOCK_FREE == 2,
 #define PP3_PAUSE() ((void)0)
 #endif
 
+#define PP3_YIELD() ((void)sched_yield())
+
 /* Raised in every forked child, by pthread_atfork: the region is not mapped there. */
 extern unsigned pp3_forks;
 #define PP3_HERE(r) ((r)->forks == pp3_forks)
@@ -78,4 +81,8 @@ static inline void pp3_stamp(void *to, uint64_t ticket)
     memcpy(to, &ticket, sizeof ticket);
 }
 #endif /* PP3_MACHINE */
+
+#ifndef PP3_YIELD /* a checker's actors run when they like */
+#define PP3_YIELD() ((void)0)
+#endif
 #endif

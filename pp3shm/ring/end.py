@@ -64,7 +64,7 @@ def _free(_addresses: dict[str, Any], ring: Any) -> None:
     lib.pp3_ring_free(ring)
 
 
-def _expect_ticket(ticket: int) -> None:
+def expect_ticket(ticket: int) -> None:
     """Refuse a number that no round can have.
 
     Raises:
@@ -139,9 +139,9 @@ class End:
             raise WaitTimeout(f"round {ticket}: not resolved within the caller's limit")
         raise RingError("call", "arguments within the ring's bounds", found)
 
-    def refuse(self, code: int) -> NoReturn:
+    def refuse(self, code: int, ticket: int = 0) -> NoReturn:
         """Raises what a return code of a call made with ``handle`` means."""
-        self._refused(code)
+        self._refused(code, ticket)
 
     def resolve(self, ticket: int, status: int) -> int:
         """Ends an open round with one of ``CAUSES``; one that is resolved stays so.
@@ -260,7 +260,12 @@ class End:
 
 
 class Reader(End):
-    """What the engine's and a rank's end share: waiting, reading, releasing."""
+    """What the engine's and a rank's end share: waiting, reading, releasing.
+
+    Attributes:
+        rank: its number.
+        released: ``uint64_t[rounds]``, the last ticket of each entry it released.
+    """
 
     def __init__(
         self, region: Region, ring: Any, error: Any, rank: int, *, owns: bool
@@ -272,7 +277,7 @@ class Reader(End):
         buffers = shape.rounds * len(CAUSES)
         stride = self._places.failed_stride
         failed = self._cut("failed", 0, stride, shape.failed_bytes, buffers)
-        self._released = [0] * shape.rounds
+        self.released: Any = ffi.new("uint64_t[]", shape.rounds)
         self._failed = [view.toreadonly() for view in failed]
         self._read = [page.toreadonly() for page in self._pages()]
 
@@ -306,8 +311,8 @@ class Reader(End):
             RingError: a hostile state word, or a forked child.
         """
         ring = self.handle
-        _expect_ticket(ticket)
-        if ticket <= self._released[ticket % len(self._released)]:
+        expect_ticket(ticket)
+        if ticket <= self.released[ticket % len(self.released)]:
             raise Stale(f"round {ticket}", "not yet released", "released by this rank")
         word = ffi.new("uint64_t *")
         while True:
@@ -348,10 +353,10 @@ class Reader(End):
         Raises:
             Stale: the entry holds another round.
         """
-        _expect_ticket(ticket)
+        expect_ticket(ticket)
         code = lib.pp3_release(self.handle, self.rank, ticket)
         if code < 0:
             self._refused(code, ticket)
-        at = ticket % len(self._released)
+        at = ticket % len(self.released)
         # An older round released once more takes nothing back.
-        self._released[at] = max(self._released[at], ticket)
+        self.released[at] = max(self.released[at], ticket)

@@ -53,6 +53,9 @@ static inline int pp3_spin(struct pp3_ring *r, uint64_t t, uint64_t until,
         }
         if (PP3_NOW() >= until)
             return 0;
+        /* Whoever is to resolve it may have been woken on this very core, and would
+         * else run only when the spin is over. */
+        PP3_YIELD();
     }
 }
 

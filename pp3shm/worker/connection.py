@@ -154,6 +154,7 @@ class Connection:
                 self._send(Kind.HELLO_ACK, host.profile.canonical_json())
                 host.counts.add("sessions")
                 self._reader.admit = self._admit
+                self._reader.ahead = True
                 while self._turn(session):
                     pass
         finally:
@@ -184,9 +185,8 @@ class Connection:
         return True
 
     def _open(self, frame: memoryview) -> bytes:
-        body = bytes(frame[HEADER_BYTES:])
         try:
-            return open_body(body)
+            return open_body(frame[HEADER_BYTES:])
         except FrameError as error:
             raise Refusal(Status.CORRUPT, str(error)) from error
 

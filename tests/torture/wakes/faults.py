@@ -34,7 +34,7 @@ _SLEPT = "        PP3_STEP(PP3_AT_WAITED); /* returning is no acquire: look agai
 _STATE = "        *word = PP3_LOAD(&n->state, acquire /* E2 */);\n        if ((look"
 _BELL = "    PP3_STORE(&pp3_entry_of(r, t)->bell, t, release /* E1 */);\n"
 _PROXIES = "    if (PP3_LOAD(&r->header->work_waiters, relaxed) != 0) {\n"
-_PREPARE = "    pp3_work_prepare(r);\n    wake = pp3_work_pending(r) ?"
+_PREPARE = "    pp3_work_prepare(r);\n    int ready = pp3_work_pending(r) ?"
 _CLAIM = "    t = g->next;\n    e = (uint32_t)(t % r->rounds);\n"
 _NUDGE = "    if (deadline_ns < PP3_LOAD(&g->wake_at_ns, relaxed))\n"
 _ANNOUNCE = "    PP3_STORE(&r->engine->wake_at_ns, now + PP3_IDLE_NS, relaxed);"
@@ -98,7 +98,7 @@ EDITS = (
         EXCHANGE,
         _PREPARE,
         "    int early = pp3_work_pending(r);\n    pp3_work_prepare(r);\n"
-        "    wake = (PP3_FAULT(8) ? early : pp3_work_pending(r)) ?",
+        "    int ready = (PP3_FAULT(8) ? early : pp3_work_pending(r)) ?",
     ),
     Edit(
         ENGINE,

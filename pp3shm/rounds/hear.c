@@ -1,0 +1,66 @@
+#include "rounds/hear.h"
+
+#include <errno.h>
+#include <string.h>
+
+/* A wait comes back to the caller so often, to let signals in. */
+#define SIGNAL_NS UINT64_C(50000000)
+
+static int wait(const struct pp3_hear *h, struct pp3_ring *r, uint64_t ticket,
+                uint64_t limit_ns, uint64_t *word)
+{
+    uint64_t until = pp3_now() + SIGNAL_NS + h->spin_ns;
+    int last = limit_ns <= until;
+    int error = pp3_wait(r, ticket, last ? limit_ns : until, h->spin_ns, word);
+
+    return error == -ETIMEDOUT && !last ? -EAGAIN : error;
+}
+
+int pp3_hear(const struct pp3_hear *h, struct pp3_ring *r, uint64_t ticket,
+             uint64_t limit_ns, uint32_t stale, struct pp3_heard *heard)
+{
+    uint64_t word = 0;
+    uint32_t index = 0;
+    int error, status;
+
+    if (ticket == 0)
+        return -EINVAL;
+    if (ticket <= h->released[ticket % r->rounds])
+        return -EALREADY;
+    if ((error = wait(h, r, ticket, limit_ns, &word)) < 0)
+        return error;
+    if ((status = pp3_read(r, word, &index)) < 0)
+        return status;
+    const uint8_t *buffer = status ? r->failed + index * r->failed_stride
+                                   : r->page + index * r->page_stride;
+    memcpy(&heard->round, buffer, sizeof heard->round);
+    heard->failed = status;
+    heard->place = (int32_t)(index + (status ? r->pages : 0)); /* below 2^14 */
+    if (heard->round != ticket) {
+        (void)pp3_let_go(h, r, ticket);
+        return -EBADE;
+    }
+    memcpy(heard->status, buffer + h->status_at, h->slots * sizeof *heard->status);
+    heard->stale = stale | (h->ask ? pp3_ask_stale(h->ask, ticket) : 0);
+    for (uint32_t slot = 0; slot < h->slots; slot++)
+        if (heard->stale >> slot & 1u)
+            heard->status[slot] = PP3_STATUS_STALE;
+    memset(&heard->trace, 0, sizeof heard->trace);
+    if (status == 0)
+        memcpy(&heard->trace, buffer + r->page_bytes - sizeof heard->trace,
+               sizeof heard->trace);
+    return heard->place;
+}
+
+int pp3_let_go(const struct pp3_hear *h, struct pp3_ring *r, uint64_t ticket)
+{
+    uint64_t *last = &h->released[ticket % r->rounds];
+    int error;
+
+    if (h->ask) /* first: behind the release the entry may hold another round */
+        pp3_ask_over(h->ask, ticket);
+    error = pp3_release(r, h->rank, ticket);
+    if (error == 0 && *last < ticket) /* an older one again takes nothing back */
+        *last = ticket;
+    return error;
+}

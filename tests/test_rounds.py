@@ -1,0 +1,183 @@
+"""One call a step: what is asked is the slots as they stand, and nobody else's rows."""
+
+import numpy as np
+import pytest
+from scripted_worker import ScriptedWorker
+
+from pp3shm import Engine, Profile, Row, Status
+from pp3shm.errors import Busy, ConfigError, FrameError, RingError
+from pp3shm.layout.digest import PrefixDigest
+
+
+def profile_of(**changes):
+    parts = {"vocab": 64, "depth": 5, "max_slots": 2, "max_positions": 256}
+    return Profile.sampled(**{**parts, **changes})
+
+
+@pytest.fixture(params=[0, 3])
+def worker(request):
+    with ScriptedWorker(profile_of(context_bytes=request.param)) as serving:
+        yield serving
+
+
+@pytest.fixture
+def engine(worker):
+    with Engine.create(
+        worker.profile, worker=worker.address, proxy="thread", spin_ns=0
+    ) as made:
+        for slot in (0, 1):
+            made.reset(slot, [5, 6, 7])
+        yield made
+
+
+def asked(engine, worker, rows):
+    """The STEP that the worker saw of these rows."""
+    with engine.reply(engine.step(rows, timeout_s=10)) as reply:
+        assert {Status.OK, Status.ABSENT} >= set(reply.status.tolist())
+        return next(step for step in worker.steps if step.round == reply.round)
+
+
+def row(worker, slot, context=b"abc", **more):
+    return Row(slot, context=context[: worker.profile.context_bytes], **more)
+
+
+def test_each_step_says_where_its_slots_stand(engine, worker):
+    text = {0: [5, 6, 7], 1: [5, 6, 7]}
+    rows = [row(worker, 1, user_seed=-3), row(worker, 0, sampled=False)]
+    for number in range(20):
+        step = asked(engine, worker, rows)
+        assert [1, 0] == [one.slot for one in step.rows]
+        assert [-3, 0] == [one.user_seed for one in step.rows]
+        assert [True, False] == [one.sampled for one in step.rows]
+        for one in step.rows:
+            assert len(text[one.slot]) == one.position
+            assert PrefixDigest(text[one.slot]).value == one.digest
+            start = one.position - len(one.committed)
+            assert tuple(text[one.slot][start:]) == one.committed
+        for slot in (0, 1):
+            tokens = [number % 64] * ((number + slot) % 9)
+            engine.commit(slot, tokens)
+            text[slot] += tokens
+
+
+def test_more_tokens_than_a_step_holds_leave_the_newest(engine, worker):
+    rows = [row(worker, 0)]
+    asked(engine, worker, rows)
+    engine.commit(0, [1, 2, 3, 4])
+    engine.commit(0, [5, 6, 7, 8, 9])
+    (one,) = asked(engine, worker, rows).rows
+    assert (4, 5, 6, 7, 8, 9) == one.committed
+    assert () == asked(engine, worker, rows).rows[0].committed
+
+
+def test_a_refused_step_keeps_its_tokens_for_the_next(engine, worker):
+    rows = [row(worker, 0)]
+    tickets = [engine.step(rows, timeout_s=10) for _ in range(engine.rounds_in_flight)]
+    for ticket in tickets:
+        engine.reply(ticket)
+    engine.commit(0, [9])
+    with pytest.raises(Busy):
+        engine.step(rows)
+    for ticket in tickets:
+        engine.release(ticket)
+    assert (9,) == asked(engine, worker, rows).rows[0].committed
+
+
+def test_other_rows_are_other_rows(engine, worker):
+    first = asked(engine, worker, [row(worker, 0, user_seed=1)])
+    second = asked(engine, worker, [row(worker, 0, user_seed=2)])
+    third = asked(engine, worker, (row(worker, 1, user_seed=2),))
+    seen = [(s.rows[0].slot, s.rows[0].user_seed) for s in (first, second, third)]
+    assert [(0, 1), (0, 2), (1, 2)] == seen
+
+
+def test_a_context_that_changed_in_place_is_seen():
+    profile = profile_of(context_bytes=3)
+    with (
+        ScriptedWorker(profile) as worker,
+        Engine.create(profile, worker=worker.address, proxy="thread") as engine,
+    ):
+        engine.reset(0, [1])
+        context = bytearray(b"abc")
+        rows = [Row(0, context=context)]
+        assert b"abc" == asked(engine, worker, rows).rows[0].context
+        context[:] = b"xyz"
+        assert b"xyz" == asked(engine, worker, rows).rows[0].context
+
+
+def test_rows_that_were_good_are_refused_once_their_slot_is_closed(engine, worker):
+    rows = [row(worker, 0), row(worker, 1)]
+    asked(engine, worker, rows)
+    engine.close_slot(1)
+    with pytest.raises(ConfigError, match=r"slots\[1\]"):
+        engine.step(rows)
+    engine.reset(1, [8])
+    assert 2 == asked(engine, worker, rows).rows[1].generation
+
+
+def test_bad_rows_leave_the_good_ones_usable(engine, worker):
+    rows = [row(worker, 0)]
+    asked(engine, worker, rows)
+    with pytest.raises(FrameError):
+        engine.step([row(worker, 0), row(worker, 0)])
+    assert 0 == asked(engine, worker, rows).rows[0].slot
+
+
+def test_the_first_open_round_is_named_and_an_older_generations_is_not(engine, worker):
+    worker.spoil = lambda *_: None
+    rows = [row(worker, 0)]
+    first = engine.step(rows, timeout_s=60)
+    engine.step([row(worker, 0), row(worker, 1)], timeout_s=60)
+    with pytest.raises(Busy, match=f"round {first} "):
+        engine.commit(0, [1])
+    with pytest.raises(Busy, match=f"round {first + 1} "):
+        engine.commit(1, [1])
+    engine.release(first)  # a rank that will not read it
+    with pytest.raises(Busy, match=f"round {first} "):
+        engine.commit(0, [1])
+    engine.reset(0, [2])
+    engine.commit(0, [1])
+
+
+def test_what_is_stale_is_told_until_the_round_is_released(engine, worker):
+    ticket = engine.step([row(worker, 0), row(worker, 1)], timeout_s=10)
+    assert [] == engine.stale(ticket)
+    engine.reset(1, [4])
+    assert [1] == engine.stale(ticket)
+    engine.close_slot(0)
+    with engine.reply(ticket) as reply:
+        assert (0, 1) == reply.stale
+        assert [Status.STALE] * 2 == reply.status.tolist()
+    assert [] == engine.stale(ticket)
+    assert [] == engine.stale(ticket + 1)
+
+
+def test_a_status_outlives_its_round_and_its_reply(engine, worker):
+    rows = [row(worker, 0)]
+    reply = engine.reply(engine.step(rows, timeout_s=10))
+    status, round_ = reply.status, reply.round
+    engine.release(round_)
+    worker.spoil = lambda *_: None
+    for _ in range(engine.rounds_in_flight):
+        engine.release(engine.reply(engine.step(rows, timeout_s=0.001)).round)
+    assert round_ == reply.round
+    del reply
+    assert [Status.OK, Status.ABSENT] == status.tolist()
+    status[0] = 3  # a copy: its reader's own
+    assert np.int32(3) == status[0]
+
+
+def test_a_closed_engine_says_so(worker):
+    engine = Engine.create(worker.profile, worker=worker.address, proxy="thread")
+    engine.reset(0, [1])
+    rows = [row(worker, 0)]
+    ticket = engine.step(rows, timeout_s=10)
+    engine.close()
+    for call in (
+        lambda: engine.step(rows),
+        lambda: engine.reply(ticket),
+        lambda: engine.release(ticket),
+        lambda: engine.reply(-1),
+    ):
+        with pytest.raises(RingError, match="closed"):
+            call()
