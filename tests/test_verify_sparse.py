@@ -248,6 +248,26 @@ def test_weights_are_those_of_the_softmax_whatever_the_range(scale):
             assert exact[out] > 0 or scale > 1e4
 
 
+@pytest.mark.parametrize("temperature", [1e30, 1e38, 1e40, 1e46, 1e60, 1.7e308])
+@pytest.mark.usefixtures("path")
+def test_a_mask_holds_at_any_temperature(temperature):
+    """Above 1e46 the inverse is 0 in FP32, and -inf times it is NaN."""
+    vocab = 700
+    z, masks = np.zeros((2, 1, 2, vocab), np.float32)
+    z[0, 0, 5::7] = -np.inf
+    masks[0, 0, 3::7] = -np.inf
+    for position in range(30):
+        asked = [Request(0, position, VerifyKeys((1, 2), (3, 4)), temperature)]
+        results = [
+            verify(None, z[:, :1], asked, round=ROUND, vocab=vocab, logits=True,
+                   logit_mask=masks[:, :1], engine=engine)
+            for engine in ("numpy", "c")
+        ]  # fmt: skip
+        assert results[1].errors == (None,)
+        assert results[0].tokens.tolist() == results[1].tokens.tolist()
+        assert results[1].tokens[0, 0] % 7 not in {3, 5}
+
+
 def real_page(vocab, seed, *, statuses=(0,) * SLOTS, sampled=(1,) * SLOTS):
     g = np.random.default_rng(seed)
     logits = g.normal(0, 2, (SLOTS, DEPTH, vocab)).astype(np.float32)

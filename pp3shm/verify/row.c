@@ -7,6 +7,10 @@
 
 #define MASS_TOLERANCE 1e-3 /* of a row of probabilities */
 
+/* Times 0, which a smaller one is in FP32, -inf would be NaN; and a thread may flush
+ * denormals to 0. Nor do any two weights differ for a smaller one. */
+#define LEAST_SCALE ((double)FLT_MIN)
+
 static uint32_t width(const struct pp3_row *r, uint32_t b)
 {
     uint32_t left = r->vocab - b * PP3_BLOCK;
@@ -91,7 +95,7 @@ static int open_logits(struct pp3_row *r, double scale, struct pp3_row_fault *wh
 {
     float peak = first_peak(r);
 
-    r->scale = scale < (double)FLT_MAX ? (float)scale : FLT_MAX;
+    r->scale = (float)fmin(fmax(scale, LEAST_SCALE), (double)FLT_MAX);
     if (peak > -INFINITY && peak < INFINITY && sum_logits(r, peak) < INFINITY)
         return PP3_FAULT_NONE;
     if (poisoned(r, why))

@@ -1,8 +1,10 @@
 /* Weights 2^((z - peak) * scale) of rows of FP32 logits, summed block by block.
  *
  * A weight is computed alike wherever it is needed: in a sum over a row, or for the
- * tokens of one block. Its relative error is below 5e-7 where it is above 2^-20 of the
- * peak's (see sparse.h for what follows from it). -inf has weight 0; NaN has NaN.
+ * tokens of one block. Its relative error is below 5e-7 where it is above 2^-16 of the
+ * peak's, below 8e-7 above 2^-20 (see sparse.h for what follows from it); all weights of
+ * a row may have one factor in common, between 1/sqrt(2) and sqrt(2). -inf has weight 0;
+ * NaN has NaN. scale is a normal number above 0.
  */
 #ifndef PP3_VERIFY_WEIGHTS_H
 #define PP3_VERIFY_WEIGHTS_H

@@ -20,7 +20,11 @@ from torture.compiler import missing
 from torture.core import program
 from torture.figure import CORE, Batch, Figure, Form
 
+from pp3shm._core_build import PARTS
+
 TABLE = Path(__file__).resolve().parent / "uncovered.txt"
+INLINED = "inlined"  # where gcov names no function: it has no copy of its own
+WHOLE, NOT_CALLED = "*", "* not called"
 TOOLS = program.Toolchain(("-O0", "--coverage"), link=("-Wl,-u,__gcov_dump",))
 EFFORT = {"short": 1, "medium": 2, "long": 10}
 
@@ -72,8 +76,9 @@ def table(path: Path = TABLE) -> list[Named]:
     """The entries of the table.
 
     An entry is `FILE FUNCTION N`, with a `?` behind N where N is the most; the line of
-    the text behind two blanks, or `*` for all of the function; its reason behind two
-    blanks and a `#`. A `#` at the margin begins a comment.
+    the text behind two blanks, or `*` for all of the function, or `* not called` for
+    all of it where none of it ran; its reason behind two blanks and a `#`. A `#` at
+    the margin begins a comment.
     """
     found: list[Named] = []
     head: list[str] = []
@@ -126,7 +131,7 @@ def lines(where: Path) -> list[Line]:
         name, texts = str(path.relative_to(CORE)), path.read_text().splitlines()
         for line in file["lines"]:
             counts = [branch["count"] for branch in line["branches"]]
-            key = (name, line["line_number"], line.get("function_name", ""))
+            key = (name, line["line_number"], line.get("function_name") or INLINED)
             if counts:
                 text = texts[line["line_number"] - 1].strip()
                 known = found.setdefault(
@@ -157,6 +162,33 @@ def uncompiled(seen: list[Line]) -> list[str]:
     return wrong
 
 
+def unused() -> list[str]:
+    """C files of the package that are no part of the program."""
+    parts = {f"{part}.c" for part in PARTS}
+    found = {str(path.relative_to(CORE)) for path in CORE.rglob("*.c")}
+    # What cffi writes beside the sources is none of them.
+    return sorted(name for name in found - parts if not name.startswith("_core"))
+
+
+def untested(seen: list[Line], names: list[Named]) -> list[str]:
+    """Parts of the core that no test of the program calls.
+
+    Args:
+        seen: From `lines`.
+        names: From `table`; functions that need not be called are left out.
+
+    Returns:
+        The parts' names, as "proxy/pump".
+    """
+    spared = {(n.file, n.function) for n in names if n.text == NOT_CALLED}
+    ran: dict[str, int] = defaultdict(int)
+    for line in seen:
+        if (line.file, line.function) not in spared:
+            ran[line.file.rpartition(".")[0]] += sum(line.taken)
+    missed = {part for part, count in ran.items() if not count}
+    return sorted(missed | {name.rpartition(".")[0] for name in unused()})
+
+
 def differences(seen: list[Line], names: list[Named]) -> list[str]:
     """What the table does not say as it is.
 
@@ -165,15 +197,23 @@ def differences(seen: list[Line], names: list[Named]) -> list[str]:
         names: From `table`.
 
     Returns:
-        A sentence for each difference.
+        A sentence for each difference; parts that are not tested at all come first.
     """
-    wrong = []
-    whole = {(name.file, name.function) for name in names if name.text == "*"}
-    lined = [name for name in names if name.text != "*"]
+    parts = untested(seen, names)
+    wrong = [f"parts without a test in c/: {', '.join(parts)}"] if parts else []
+    called = {(line.file, line.function) for line in seen if any(line.taken)}
+    all_of = [name for name in names if name.text in (WHOLE, NOT_CALLED)]
+    whole = {
+        (name.file, name.function)
+        for name in all_of
+        if name.text == WHOLE or (name.file, name.function) not in called
+    }
+    lined = [name for name in names if name not in all_of]
     left = {(name.file, name.function, name.text): name for name in lined}
     missed: dict[tuple[str, str, str], int] = defaultdict(int)
     for line in seen:
         if (line.file, line.function) in whole:
+            left.pop((line.file, line.function, line.text), None)
             continue
         missed[line.file, line.function, line.text] += line.missed
     for key, count in missed.items():
@@ -186,7 +226,8 @@ def differences(seen: list[Line], names: list[Named]) -> list[str]:
             wrong.append(f"{count} not taken, {named.missed} named: {place}")
     known = {(line.file, line.function) for line in seen}
     wrong += [f"named, and gone: {' '.join(key)}" for key in left]
-    wrong += [f"named, and gone: {' '.join(key)}" for key in whole - known]
+    gone = {(name.file, name.function) for name in all_of} - known
+    wrong += [f"named, and gone: {' '.join(key)}" for key in sorted(gone)]
     wrong += [f"without a reason: {n.file} {n.text}" for n in names if not n.reason]
     return wrong
 
@@ -210,16 +251,15 @@ def measured(where: Path, *arguments: str) -> tuple[program.Run, list[Line]]:
 
 def _step(where: Path, index: int, form: Form) -> Batch:
     done, seen = measured(where, "--seed", str(index), "--effort", str(EFFORT[form]))
-    wrong = (
-        [done.first] if done.first else differences(seen, table()) + uncompiled(seen)
-    )
+    wrong = [done.first] if done.first else []
+    wrong = wrong or [*differences(seen, table()), *uncompiled(seen)]
     facts = {
         "files": len({line.file for line in seen}),
         "functions": sum(line.text.endswith("()") for line in seen),
         "named": sum(line.missed for line in seen),
     }
     tried = sum(len(line.taken) for line in seen)
-    return Batch(tried, len(wrong), facts, wrong[0] if wrong else "")
+    return Batch(tried, len(wrong), facts, "; ".join(wrong[:5]))
 
 
 def _without(sentence: str) -> Callable[[Path], Batch]:
@@ -247,6 +287,14 @@ def _table_with(*, more: bool) -> Callable[[Path], Batch]:
     return run_it
 
 
+def _part(where: Path) -> Batch:
+    """A run of one test, so that most parts are not called: they have to be named."""
+    _, seen = measured(where, "--only", "known blocks of Philox")
+    first = differences(seen, table())[0]
+    said = first.startswith("parts without") and "verify/sparse" in first
+    return Batch(1, int(said), {}, first)
+
+
 FIGURE = Figure(
     number=16,
     name="coverage",
@@ -255,6 +303,7 @@ FIGURE = Figure(
     steps={"short": 1, "medium": 1, "long": 1},
     step=_step,
     planted={
+        "a part without a test": _part,
         "a test left out": _without("a proxy needs no environment"),
         "a name for what is taken": _table_with(more=True),
         "a name for what is gone": _table_with(more=False),

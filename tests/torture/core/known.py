@@ -5,10 +5,13 @@
 
 import json
 from collections.abc import Iterable, Mapping
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 from torture.figure import ROOT
+
+from pp3shm.verify import VerifyKeys
 
 VECTORS = ROOT / "tests" / "vectors"
 REASONS = (
@@ -93,6 +96,62 @@ def _layout(case: Case) -> str:
     return f"{{{case['max_slots']}u, {case['depth']}u, {int(case['sampled'])}u, {at}}}"
 
 
+def _mode(case: Case) -> str:
+    if case["failed"]:
+        return "TARGET" if case["temperature_positive"] else "TARGET_GREEDY"
+    return "SAMPLED" if case["temperature_positive"] else "GREEDY"
+
+
+def _flat(rows: Iterable[Iterable[int]]) -> str:
+    """All numbers of some rows, as an array without a name."""
+    return f"(const int32_t[]){_ints(number for row in rows for number in row)}"
+
+
+def _draw(case: Case) -> str:
+    keys = VerifyKeys.derive(
+        bytes.fromhex(case["epoch"]),
+        case["slot"],
+        case["generation"],
+        case["user_seed"],
+    )
+    sizes = (case["vocab"], case["depth"], len(case["ids"][0]))
+    parts = [
+        *(f"{size}u" for size in sizes),
+        f"PP3_MODE_{_mode(case)}",
+        f"{case['round']}u, {case['position']}u",
+        *map(_words, keys),
+        _bytes("".join(case["target_probs"])),
+        *(_flat(rows) for rows in ([case["drafts"]], case["ids"], case["counts"])),
+        f"{len(case['emitted'])}u",
+        _flat([case["emitted"]]),
+    ]
+    return f"{{{', '.join(parts)}}}"
+
+
+def _prefixes(vocab: int, depth: int) -> Iterable[str]:
+    for length in range(depth + 1):
+        for tokens in product(range(vocab), repeat=length):
+            yield "".join(map(str, tokens))
+
+
+def _law(case: Case) -> str:
+    vocab, models = case["vocab"], case["conditionals"]
+    none = {"p": None, "q": None}
+    rows = [models.get(at, none) for at in _prefixes(vocab, case["depth"])]
+    numbers = [
+        [number for row in rows for number in row[part] or [0] * vocab]
+        for part in ("p", "q")
+    ]
+    emitted = (
+        f"{{{len(tokens)}u, {_ints(map(int, tokens))}, {above}.0 / {below}}}"
+        for tokens, (above, below) in case["emitted"].items()
+    )
+    head = f"{vocab}u, {case['depth']}u, {case['denominator']}u"
+    arrays = ", ".join(f"(const uint32_t[]){_words(row)}" for row in numbers)
+    law = f"(const struct known_emission[]){{{', '.join(emitted)}}}"
+    return f"{{{head}, {arrays}, {len(case['emitted'])}u, {law}}}"
+
+
 def _table(kind: str, name: str, rows: Iterable[str]) -> str:
     lines = list(rows)
     body = ",\n".join(lines)
@@ -119,13 +178,15 @@ def write(target: Path) -> Path:
     whole = (_frame(frame, of_base[frame["name"]]) for frame in frames)
     bad = (_bad(case, names) for case in _cases("bad_replies"))
     proposals = map(_proposal, _cases("proposals"))
-    text = ['#include "known.h"\n']
+    text = ['#include "known.h"\n\n#include "verify/sparse.h"\n']
     text += [
         _table("known_frame", "known_frames", whole),
         _table("known_bad", "known_bads", bad),
         _table("known_block", "known_blocks", _blocks()),
         _table("known_proposal", "known_proposals", proposals),
         _table("known_refused", "known_refusals", refused),
+        _table("known_draw", "known_draws", map(_draw, _cases("verify_draws"))),
+        _table("known_law", "known_laws", map(_law, _cases("verify_exact"))),
         _table("known_layout", "known_layouts", map(_layout, _cases("layouts"))),
     ]  # fmt: skip
     target.write_text("\n".join(text), encoding="ascii")

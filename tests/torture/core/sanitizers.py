@@ -32,6 +32,7 @@ EFFORT = {"short": 1, "medium": 2, "long": 20}
 # A fixed layout, which ThreadSanitizer's shadow memory wants.
 FIXED = ("setarch", "-R")
 THREAD_TESTS = "rounds go round between threads"
+SEGV = "AddressSanitizer: SEGV"  # where a row ends, so does memory: rows.h
 OPTIONS = {"TSAN_OPTIONS": "halt_on_error=1"}
 
 # Places of the text that are switched: file, what stands there, what is planted.
@@ -51,6 +52,21 @@ FAULTS = (
         "row.slot >= l->max_slots || (seen",
         "(!planted && row.slot >= l->max_slots) || (seen",
     ),
+    (
+        "verify/weights.c",
+        "for (size_t i = 0; i < n; i++)\n        x[i] = bias",
+        "for (size_t i = 0; i < (planted ? 4 : n); i++)\n        x[i] = bias",
+    ),
+    (
+        "verify/sparse.c",
+        "(uint32_t)s->ids[n] >= b->vocab)",
+        "(!planted && (uint32_t)s->ids[n] >= b->vocab))",
+    ),
+)
+SHARED = (
+    "verify/sparse.c",
+    "(char *)scratch + i * pp3_verify_scratch",
+    "(char *)scratch + (planted ? 0 : i) * pp3_verify_scratch",
 )
 
 
@@ -123,6 +139,20 @@ def _hidden(where: Path) -> Batch:
     return Batch(1, int(seen), {}, program.report(two.output))
 
 
+def _shared(where: Path) -> Batch:
+    """Threads of a verification that share their scratch."""
+    built(where, "gcc thread")
+    text = program.copy(where / "thread-text")
+    program.replace(text, *SHARED)
+    tools = dataclasses.replace(BUILDS["gcc thread"], core=text)
+    changed = [text / SHARED[0]]
+    core = program.variant(where / "gcc-thread", where / "shared", changed, tools)
+    # Two threads have to take a request each, sooner or later.
+    options = ("--only", "any number of threads", "--effort", "20", "--plant", "1")
+    done = run(core, "gcc thread", *options)
+    return Batch(1, int("data race" in done.output), {}, program.report(done.output))
+
+
 def _planted_copy(where: Path) -> Path:
     built(where, "gcc address")
     target = where / "planted"
@@ -156,6 +186,11 @@ PLANTED: dict[str, Callable[[Path], Batch]] = {
         "known proposals are made", "stack-buffer-overflow"
     ),
     "a shift by a peer's number": _fault("every bad field of a step", "shift exponent"),
+    "a row read beyond its tail": _fault(
+        "weights are powers", "AddressSanitizer: SEGV"
+    ),
+    "a support id that is not checked": _fault("a support is checked", SEGV),
+    "threads that share their scratch": _shared,
 }
 
 FIGURE = Figure(

@@ -2,7 +2,8 @@
 
 The C part is the tests of `c/wrap_tests.c`: tickets, rounds, generations, versions,
 wake words, counters, owner ids and the clock, with threads across the boundary. The
-Python part holds the C core against the reference: Philox, drafts, STEP and REPLY.
+Python part holds the C core against the reference: Philox, drafts, verification, STEP
+and REPLY.
 """
 
 import dataclasses
@@ -10,6 +11,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 from torture.compiler import missing
@@ -23,6 +25,7 @@ from pp3shm.layout.profile import Profile
 from pp3shm.layout.step import Step, StepRow
 from pp3shm.proposal import reference
 from pp3shm.proposal.proposal import propose_chain
+from pp3shm.verify import Request, VerifyKeys, verify
 
 TOOLS = program.Toolchain(("-O0",))
 EFFORT = {"short": 1, "medium": 2, "long": 20}
@@ -100,6 +103,20 @@ FAULTS = (
         "draws take every bit",
     ),
     Fault(
+        "a verification without the upper half of the round",
+        "verify/sparse.c",
+        "(uint32_t)(round >> 32)",
+        "0",
+        "verification takes every bit",
+    ),
+    Fault(
+        "a position that wraps at 32 bits",
+        "verify/sparse.c",
+        "q->position + i",
+        "(uint32_t)(q->position + i)",
+        "verification takes every bit",
+    ),
+    Fault(
         "a clock compared as signed numbers of 32 bits",
         "ring/watch.h",
         "now >= deadline",
@@ -125,6 +142,12 @@ def near(bits: int) -> list[int]:
 
 U64, U32 = near(64), near(32)
 LOGITS = np.random.default_rng(14).normal(0, 3, (1, 4, 40)).astype(np.float32)
+TARGET = LOGITS[:, [0, 1, 2, 3, 0]] + np.sin(np.arange(40, dtype=np.float32))
+DRAFTED = propose_chain(LOGITS, keys=[(1, 2)], round=3, positions=[4])
+PAGE = {
+    "status": np.zeros(1, np.int32), "mask": np.ones(1, np.int32),
+    "tokens": DRAFTED.tokens, "ids": DRAFTED.ids, "q": DRAFTED.q,
+}  # fmt: skip
 PROFILE = Profile.sampled(vocab=129280, depth=5, max_slots=4, max_positions=1 << 20)
 
 
@@ -151,6 +174,22 @@ def _draft(key: rng.Key, round_: int, position: int) -> str:
     tokens = [int(shown.ids[at]) for shown, at in wanted]
     if got.tokens[0].tolist() != tokens:
         return f"drafts of round {round_}, position {position}, key {key}"
+    return ""
+
+
+def _verification(dice: random.Random, round_: int) -> str:
+    """A request by NumPy and by C. Logits, and a uniform is not met at a border."""
+    position = min(dice.choice(U64), U64[-1] - LOGITS.shape[1])
+    keys = VerifyKeys((dice.choice(U32), dice.choice(U32)), (dice.choice(U32), 7))
+    asked = [Request(0, position, keys)]
+    page = SimpleNamespace(round=np.uint64(round_), **PAGE)
+    emitted = [
+        verify(page, TARGET, asked, round=round_, vocab=40, logits=True,
+               engine=engine).tokens.tolist()
+        for engine in ("numpy", "c")
+    ]  # fmt: skip
+    if emitted[0] != emitted[1]:
+        return f"verification of round {round_}, position {position}, keys {keys}"
     return ""
 
 
@@ -182,7 +221,8 @@ def _python(index: int, form: Form) -> Batch:
     wrong, tried = [], 0
     for round_ in U64:
         for _ in range(SAMPLES[form]):
-            found = [_draws(dice, round_), _wire(dice, round_)]
+            checks = (_draws, _verification, _wire)
+            found = [check(dice, round_) for check in checks]
             wrong += [f"seed {index}: {text}" for text in found if text]
             tried += 1
     facts = {"rounds against the reference": tried}

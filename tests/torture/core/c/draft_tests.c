@@ -34,7 +34,7 @@ static void known_proposals_are_made(void)
         struct pp3_draft_fault fault;
         EQUAL(pp3_propose(z, 0, k->vocab, 32, TAU, k->rule, k->draw24, ids, q, &token,
                           &confidence, &fault), 0);
-        CHECK(memcmp(ids, k->ids, sizeof ids) == 0);
+        CHECK(memcmp(ids, k->ids, sizeof k->ids) == 0);
         for (int j = 0; j < 32; j++)
             EQUAL(q[j] * MASS, k->counts[j]);
         EQUAL(token, k->token);
@@ -99,12 +99,12 @@ static void an_exp_that_is_wrong_gives_no_proposal(void)
 static void a_draw_follows_its_counts(void)
 {
     struct dice d = dice_of(7);
-    float z[200], q[32], confidence;
-    int32_t ids[32], token;
+    float z[200], q[200], confidence;
+    int32_t ids[200], token;
     struct pp3_draft_fault fault;
 
     for (uint32_t i = 0; i < 200 * effort; i++) {
-        uint32_t k = 1 + roll(&d, 32), draw = roll(&d, MASS), below = 0;
+        uint32_t k = 1 + roll(&d, 200), draw = roll(&d, MASS), below = 0;
         for (int j = 0; j < 200; j++)
             z[j] = (float)roll(&d, 64) * 0.125f;
         EQUAL(pp3_propose(z, 0, 200, k, TAU, (int)(i % 2), draw, ids, q, &token,
@@ -263,7 +263,7 @@ static void a_chain_out_of_range_writes_nothing(void)
     REFUSED(depth, 0);
     REFUSED(tau_milli, 0);
     REFUSED(k, 0);
-    REFUSED(k, 33);
+    REFUSED(k, PP3_SUPPORT_MAX + 1);
     REFUSED(vocab, 31);
     REFUSED(vocab, 0x80000000u);
     REFUSED(rule, -1);

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "harness.h"
 #include "layout/crc.h"
 
 uint8_t *copied(const void *from, size_t bytes)
@@ -45,11 +46,29 @@ void pair_close(struct pair *p)
     free(p->page);
 }
 
-int pair_accept(struct pair *p)
+static int accepted(struct pair *p)
 {
     memset(p->page, 0xff, p->page_bytes);
     return pp3_accept(&p->known->layout, p->step, p->reply, p->reply_bytes,
                       p->known->session, p->known->reply_sequence, p->page, &p->fault);
+}
+
+int pair_accept(struct pair *p)
+{
+    int best = pp3_crc_path(), reason = accepted(p);
+    uint8_t *page = copied(p->page, p->page_bytes);
+    struct pp3_fault fault = p->fault;
+
+    for (int way = PP3_CRC_TABLE; way <= PP3_CRC_WIDE; way++) {
+        if (way == best || pp3_crc_force(way) != 0)
+            continue;
+        EQUAL(accepted(p), reason);
+        CHECK(memcmp(&p->fault, &fault, sizeof fault) == 0);
+        CHECK(memcmp(p->page, page, p->page_bytes) == 0);
+    }
+    EQUAL(pp3_crc_force(best), 0);
+    free(page);
+    return reason;
 }
 
 int pair_accept_sealed(struct pair *p)

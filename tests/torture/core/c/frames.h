@@ -18,7 +18,8 @@ struct pair {
 uint8_t *copied(const void *from, size_t bytes);
 void pair_open(struct pair *p, const struct known_frame *known);
 void pair_close(struct pair *p);
-/* The reason of pp3_accept, over a page of all-ones. */
+/* The reason of pp3_accept, over a page of all-ones: the same by every way of the CRC
+ * that this CPU has, and so are the fault and the page. */
 int pair_accept(struct pair *p);
 /* The same after the CRC of the reply was made right. */
 int pair_accept_sealed(struct pair *p);

@@ -51,6 +51,33 @@ struct known_refused {
 /* at: status, tokens, confidence, mask, ids, q, end */
 struct known_layout { uint32_t max_slots, depth, sampled; int at[7]; };
 
+/* A request under standard-v1, by probabilities, and what it emits. */
+struct known_draw {
+    uint32_t vocab, depth, k;
+    int mode; /* enum pp3_verify_mode */
+    uint64_t round, position;
+    uint32_t accept[2], residual[2];
+    const uint8_t *target;
+    size_t target_bytes;
+    const int32_t *drafts, *ids, *counts;
+    uint32_t n_emitted;
+    const int32_t *emitted;
+};
+
+/* Target and proposal by prefix, numerators over the denominator, and the exact law of
+ * what is emitted. Prefixes come in the order of their length, then of their tokens. */
+struct known_emission { uint32_t n; int32_t tokens[3]; double chance; };
+
+struct known_law {
+    uint32_t vocab, depth, denominator;
+    const uint32_t *p, *q;
+    unsigned n_emitted;
+    const struct known_emission *emitted;
+};
+
+extern const struct known_draw known_draws[];
+extern const struct known_law known_laws[];
+extern const unsigned n_known_draws, n_known_laws;
 extern const struct known_frame known_frames[];
 extern const struct known_bad known_bads[];
 extern const struct known_block known_blocks[];

@@ -7,6 +7,7 @@
 #include "harness.h"
 #include "proposal/scan.h"
 #include "proposal/top.h"
+#include "rows.h"
 
 enum { MOST = 3000, LONG = 1 << 20 };
 
@@ -19,16 +20,6 @@ static float *drawn_row(struct dice *d, uint32_t n, uint32_t kinds)
     for (uint32_t i = 0; i < n; i++)
         z[i] = (float)(int32_t)roll(d, kinds) * 0.25f - 8;
     return z;
-}
-
-/* Each path in turn; back at the best one it is -1. */
-static int next_path(int path)
-{
-    while (++path < PP3_SCAN_PATHS)
-        if (pp3_scan_force(path) == 0)
-            return path;
-    EQUAL(pp3_scan_force(-1), 0);
-    return -1;
 }
 
 static void paths_are_those_of_this_cpu(void)
@@ -82,6 +73,28 @@ static void check_count(struct dice *d)
     free(keys);
 }
 
+/* above: ids in ascending order, at most `room` of them, told where there are more. */
+static void check_above(struct dice *d)
+{
+    uint32_t n = 1 + roll(d, MOST), room = roll(d, 2) ? n : 1 + roll(d, 40), kept = 0;
+    uint32_t kinds = roll(d, 2) ? 100000 : 4, found;
+    float *z = drawn_row(d, n, kinds), *bias = drawn_row(d, n, kinds);
+    uint32_t *ids = malloc(room * sizeof *ids);
+    int with = (int)roll(d, 2);
+    float least = z[roll(d, n)];
+
+    found = pp3_scan_here()->above(z, with ? bias : 0, n, least, ids, room);
+    for (uint32_t i = 0; i < n; i++) {
+        float x = with ? z[i] + bias[i] : z[i];
+        if (x >= least && kept++ < room)
+            EQUAL(ids[kept - 1], i);
+    }
+    CHECK(kept <= room ? found == kept : found > room);
+    free(z);
+    free(bias);
+    free(ids);
+}
+
 static void check_add_scaled(struct dice *d)
 {
     uint32_t n = 1 + roll(d, 100), terms = 1 + roll(d, 9);
@@ -112,6 +125,7 @@ static void every_path_gives_the_same_numbers(void)
         for (uint32_t i = 0; i < 100 * effort; i++) {
             check_maxima(&d);
             check_count(&d);
+            check_above(&d);
             check_add_scaled(&d);
         }
         tried(100 * effort);
@@ -166,13 +180,15 @@ static void the_k_largest_are_found_whatever_the_row(void)
 
 static void a_row_of_a_million_is_no_different(void)
 {
-    float *z = calloc(LONG, sizeof *z), values[2];
-    int32_t ids[2], bad;
+    float *z = calloc(LONG, sizeof *z), values[3];
+    int32_t ids[3], bad;
 
     z[LONG - 1] = 3;
     z[77777] = 2;
     EQUAL(pp3_top(z, 0, LONG, 2, ids, values, &bad), 0);
     CHECK(ids[0] == 77777 && ids[1] == LONG - 1 && values[1] == 3);
+    EQUAL(pp3_top(z, 0, LONG, 3, ids, values, &bad), 0); /* far more reach the third */
+    CHECK(ids[0] == 0 && ids[1] == 77777 && ids[2] == LONG - 1 && values[0] == 0);
     free(z);
 }
 
@@ -182,7 +198,8 @@ static void what_is_no_row_is_refused(void)
     int32_t ids[PP3_SUPPORT_MAX], bad;
 
     EQUAL(pp3_top(z, 0, 64, 0, ids, values, &bad), -EINVAL);
-    EQUAL(pp3_top(z, 0, 64, 33, ids, values, &bad), -EINVAL);
+    EQUAL(pp3_top(z, 0, 64, 65, ids, values, &bad), -EINVAL);
+    EQUAL(pp3_top(z, 0, 64, PP3_SUPPORT_MAX + 1, ids, values, &bad), -EINVAL);
     EQUAL(pp3_top(z, 0, 5, 6, ids, values, &bad), -EINVAL);
     EQUAL(pp3_top(z, 0, 0x80000000u, 6, ids, values, &bad), -EINVAL);
     z[40] = INFINITY;

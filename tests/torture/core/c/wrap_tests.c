@@ -7,7 +7,6 @@
 #include "frames.h"
 #include "harness.h"
 #include "layout/crc.h"
-#include "proposal/draft.h"
 #include "proxy/exchange.h"
 #include "world.h"
 
@@ -399,31 +398,6 @@ static void a_step_of_another_round_is_found_in_every_bit(void)
     }
 }
 
-static void draws_take_every_bit_of_round_and_position(void)
-{
-    const uint32_t key[2] = {0x01234567, 0x89abcdef};
-    float z[64], q[32], confidence;
-    int32_t ids[32], token, wanted;
-    struct pp3_draft_fault fault;
-
-    for (int i = 0; i < 64; i++)
-        z[i] = 0;
-    for (unsigned k = 0; k <= 64; k++)
-        for (unsigned other = 0; other <= 64; other += 4) {
-            uint64_t round = before(k), position = ~before(other);
-            uint32_t counter[4] = {(uint32_t)round, (uint32_t)(round >> 32),
-                                   (uint32_t)position, (uint32_t)(position >> 32)};
-            uint32_t block[4];
-            pp3_philox(counter, key, block);
-            EQUAL(pp3_propose(z, 0, 64, 32, 700, 0, block[0] >> 8, ids, q, &wanted,
-                              &confidence, &fault), 0);
-            EQUAL(pp3_draft_row(z, 0, 64, 32, 700, 0, key, round, position, ids, q,
-                                &token, &confidence, &fault), 0);
-            EQUAL(token, wanted);
-            tried(1);
-        }
-}
-
 const struct test wrap_tests[] = {
     {"wrap: a ticket passes every power of two", a_ticket_passes_every_power_of_two},
     {"wrap: sleepers are woken across every power of two",
@@ -439,7 +413,5 @@ const struct test wrap_tests[] = {
     {"wrap: wire fields count in every bit", wire_fields_count_in_every_bit},
     {"wrap: a step of another round is found in every bit",
      a_step_of_another_round_is_found_in_every_bit},
-    {"wrap: draws take every bit of round and position",
-     draws_take_every_bit_of_round_and_position},
     {0, 0},
 };
