@@ -1,7 +1,8 @@
 /* pp3_accept and pp3_reply_round, for every frame, frame length and STEP.
  *
- * The CRC is any number. draft.h is taken by what draft.cpp proves of it: each function
- * reads its 4 numbers and gives any value of its range. */
+ * The CRC is any number. Of draft.h, whose vectors the prover does not take, each
+ * function reads its 4 numbers and gives any value of its range: that range is assumed
+ * here; fuzzing tries the text itself. */
 #include "small.h"
 
 #define PP3_LAYOUT_DRAFT_H
