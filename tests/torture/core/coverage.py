@@ -20,8 +20,6 @@ from torture.compiler import missing
 from torture.core import program
 from torture.figure import CORE, Batch, Figure, Form
 
-from pp3shm._core_build import PARTS
-
 TABLE = Path(__file__).resolve().parent / "uncovered.txt"
 INLINED = "inlined"  # where gcov names no function: it has no copy of its own
 WHOLE, NOT_CALLED = "*", "* not called"
@@ -164,10 +162,11 @@ def uncompiled(seen: list[Line]) -> list[str]:
 
 def unused() -> list[str]:
     """C files of the package that are no part of the program."""
-    parts = {f"{part}.c" for part in PARTS}
+    parts = {f"{part}.c" for part in program.TESTED}
     found = {str(path.relative_to(CORE)) for path in CORE.rglob("*.c")}
     # What cffi writes beside the sources is none of them.
-    return sorted(name for name in found - parts if not name.startswith("_core"))
+    aside = ("_core", "bench/")
+    return sorted(name for name in found - parts if not name.startswith(aside))
 
 
 def untested(seen: list[Line], names: list[Named]) -> list[str]:

@@ -78,7 +78,9 @@ def number(core: Path) -> list[Site]:
     others = [
         path.name
         for path in core.rglob("*.[ch]")
-        if path.name not in {*FILES, "atomics.h"} and CALL.search(path.read_text())
+        if path.name not in {*FILES, "atomics.h"}
+        and path.parent != core / "bench"
+        and CALL.search(path.read_text())
     ]
     if others:
         message = f"the macros are used in {', '.join(others)} as well"

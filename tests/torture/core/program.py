@@ -24,6 +24,8 @@ from torture.figure import CORE, CORES
 from pp3shm._core_build import PARTS
 
 HERE = Path(__file__).resolve().parent / "c"
+# What a benchmark measures with is no part of the core: nothing in use calls it.
+TESTED = tuple(part for part in PARTS if not part.startswith("bench/"))
 WARNINGS = (
     "-Wall", "-Wextra", "-Wpedantic", "-Wconversion", "-Wshadow",
     "-Wno-overlength-strings",
@@ -86,7 +88,7 @@ def wrapped() -> list[str]:
 
 def sources(core: Path) -> list[Path]:
     """The C files of the package, in a tree that may be a copy."""
-    return [core / f"{part}.c" for part in PARTS]
+    return [core / f"{part}.c" for part in TESTED]
 
 
 def _compile(command: Sequence[str]) -> None:
