@@ -333,7 +333,8 @@ def test_no_python_stores_into_words_that_others_look_at():
             for node in ast.walk(tree)
             if isinstance(node, ast.ImportFrom)
         }
-        assert not imported & {"ctypes", "mmap", "multiprocessing"}, path
+        if path.parent.name != "bench":  # it measures what others do with them
+            assert not imported & {"ctypes", "mmap", "multiprocessing"}, path
         if path.parent.name != "ring":
             continue
         for call in _calls(tree, "view"):

@@ -76,18 +76,6 @@ class ProxyLoop:
             plan.spin_ns,
             SLICE_NS if control_fd >= 0 else 0,
         )
-        self._on_return = {
-            lib.PP3_PUMP_IDLE: self._nothing,
-            lib.PP3_PUMP_STOPPED: self._nothing,
-            lib.PP3_PUMP_CONTROL: self._control,
-            lib.PP3_PUMP_RESET: self._restate,
-            lib.PP3_PUMP_ANSWERED: self._answered,
-            lib.PP3_PUMP_FRAME: self._farewell,
-            lib.PP3_PUMP_HEADER: self._header_refused,
-            lib.PP3_PUMP_REFUSED: self._reject,
-            lib.PP3_PUMP_REQUEST: self._bad_take,
-            lib.PP3_PUMP_RING: self._ring_failed,
-        }
         self._dialler = Dialler(plan)
         self._talk: Conversation | None = None
         self._session = Session()
@@ -215,11 +203,11 @@ class ProxyLoop:
     def _carry(self, talk: Conversation) -> None:
         """Let the pump carry rounds and replies, and see to what it came back with."""
         why = self._pump()
-        seen_to = self._on_return.get(why)
+        seen_to = ON_RETURN.get(why)
         if seen_to is None:
             self._end_session(Event.LOST, talk.lost(why))
         else:
-            seen_to()
+            seen_to(self)
 
     def _nothing(self) -> None:
         """The turn that follows heeds whatever was asked."""
@@ -346,3 +334,19 @@ class ProxyLoop:
             talk.error(error)
         elif talk is not None:
             talk.close()
+
+
+ON_RETURN: dict[int, Callable[[ProxyLoop], None]] = {
+    lib.PP3_PUMP_IDLE: ProxyLoop._nothing,  # noqa: SLF001
+    lib.PP3_PUMP_STOPPED: ProxyLoop._nothing,  # noqa: SLF001
+    lib.PP3_PUMP_CONTROL: ProxyLoop._control,  # noqa: SLF001
+    lib.PP3_PUMP_RESET: ProxyLoop._restate,  # noqa: SLF001
+    lib.PP3_PUMP_ANSWERED: ProxyLoop._answered,  # noqa: SLF001
+    lib.PP3_PUMP_FRAME: ProxyLoop._farewell,  # noqa: SLF001
+    lib.PP3_PUMP_HEADER: ProxyLoop._header_refused,  # noqa: SLF001
+    lib.PP3_PUMP_REFUSED: ProxyLoop._reject,  # noqa: SLF001
+    lib.PP3_PUMP_REQUEST: ProxyLoop._bad_take,  # noqa: SLF001
+    lib.PP3_PUMP_RING: ProxyLoop._ring_failed,  # noqa: SLF001
+}
+"""What is done about each reason the pump comes back for; else the session is lost.
+A table of the class: bound methods in a loop would keep it, and its ring, alive."""
