@@ -104,6 +104,17 @@ def test_a_reader_ahead_takes_a_frame_by_one_call(pair):
     assert reader.began is None
 
 
+@pytest.mark.parametrize("size", range(1, 90))
+def test_a_buffer_may_end_at_every_byte_of_a_frame(pair, size):
+    left, right = pair
+    reader = FrameReader(right, admit_all, capacity=256)
+    reader.ahead = True
+    frames = [frame(bytes(size), sequence=number) for number in range(12)]
+    left.send(b"".join(frames))
+    for one in frames:
+        assert one == reader.read(soon(), SOON)
+
+
 def test_a_longer_frame_behind_another_finds_room(pair):
     left, right = pair
     reader = FrameReader(right, admit_all, capacity=256)

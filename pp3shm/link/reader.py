@@ -129,6 +129,8 @@ class FrameReader:
         """One look at the link; False where nothing more is there."""
         if self._drained:
             return False
+        if self.ahead and self._end == len(self._view):
+            self._make_room(len(self._view))
         most = len(self._view) if self.ahead else self._start + self._needed
         got = self._link.recv_into(self._view[self._end : most])
         # A stream that gave less than it was asked for has no more at the moment.
@@ -150,14 +152,15 @@ class FrameReader:
         self.admit(header)
         self.header = header
         self._needed = HEADER_BYTES + header.body_bytes
-        if self._start + self._needed <= len(self._view):
-            return
-        come = self._view[self._start : self._end]
-        if self._needed > len(self._view):
-            self._view = memoryview(bytearray(self._needed))
-            self._view[: len(come)] = come
-        else:
-            self._view[: len(come)] = bytes(come)
+        if self._start + self._needed > len(self._view):
+            self._make_room(max(self._needed, len(self._view)))
+
+    def _make_room(self, size: int) -> None:
+        """Move what has come to the front of a buffer of this size."""
+        come = bytes(self._view[self._start : self._end])
+        if size > len(self._view):
+            self._view = memoryview(bytearray(size))
+        self._view[: len(come)] = come
         self._start, self._end = 0, len(come)
 
     def read(
