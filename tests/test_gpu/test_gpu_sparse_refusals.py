@@ -4,6 +4,7 @@ Also where the bytes are hostile: nothing they say is an index before it is judg
 """
 
 import math
+import os
 import subprocess
 import sys
 
@@ -325,6 +326,6 @@ def test_the_cpu_without_the_interpreter_is_refused():
         capture_output=True,
         text=True,
         check=True,
-        env={"TRITON_INTERPRET": "0", "PYTHONPATH": ":".join(sys.path)},
+        env={**os.environ, "TRITON_INTERPRET": "0"},
     )
     assert done.stdout.startswith("device: expected cuda, or TRITON_INTERPRET=1")

@@ -117,9 +117,9 @@ PYTHON: dict[str, tuple[Change, ...]] = {
     ),
     "a body of any length": (
         Change(
-            "proxy/conversation.py",
-            "if not body_lengths_ok(kind, header.body_bytes, self._profile):",
-            "if header.body_bytes < 4:",
+            "worker/connection.py",
+            "body_lengths_ok(header.kind, header.body_bytes, self._host.profile)",
+            "header.body_bytes >= 4",
         ),
     ),
     "a plan of any depth": (Change("proxy/plan.py", "    RecursionError,\n", ""),),

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 from torture.fuzz import inputs
-from torture.fuzz.wire import SESSION, Script, Tape, frames_of, hold, text_of
+from torture.fuzz.wire import SESSION, SILENT, Script, Tape, frames_of, hold, text_of
 
 from pp3shm._core import ffi, lib
 from pp3shm.demo.drafter import load_drafter
@@ -51,7 +51,6 @@ from pp3shm.link.proof import demand_proof, prove_to_worker
 from pp3shm.link.reader import FrameReader
 from pp3shm.proxy import greet
 from pp3shm.proxy.board import Board
-from pp3shm.proxy.conversation import Conversation
 from pp3shm.proxy.plan import ProxyPlan
 from pp3shm.ring.end import NOTE_BYTES
 from pp3shm.ring.handover import Doorman
@@ -241,27 +240,21 @@ def serve(data: bytes) -> None:
     counts = Counts()
     host = Host(
         ours, None, DrafterSource(UniformDrafter(ours), ours, counts), counts,
-        Patience(), -1, lambda: False, lambda _: contextlib.nullcontext(),
+        Patience(), SILENT, lambda: False, lambda _: contextlib.nullcontext(),
     )  # fmt: skip
     Connection(tape, host).serve(lambda: None)  # type: ignore[arg-type]
     hold(tape.closed, "a closed connection")
 
 
 def talk(data: bytes) -> None:
-    """The proxy's side: HELLO_ACK or ERROR, then REPLYs, ERROR, BYE."""
+    """The proxy's greeting: HELLO_ACK or ERROR. What follows is the C core's."""
     ours, rest = _profile(data)
     script = Script(rest)
     if rest[:1] != b"\xff":
         script.frame(Kind.HELLO_ACK, ours.canonical_json(), 0)
     tape = Tape(script.frames(ours, 1), largest=ROOM)
     greet.secrets.token_bytes = lambda _: SESSION  # type: ignore[assignment]
-    met = greet._agree(tape, ours, time.monotonic() + 5)  # type: ignore[arg-type]
-    conversation = Conversation(met, ours)
-    while (found := conversation.read()) is not None:
-        if found[0] is not Kind.REPLY:
-            conversation.last_words(*found)
-            return
-        conversation.received += 1
+    greet._agree(tape, ours, time.monotonic() + 5)  # type: ignore[arg-type]
 
 
 def reader(data: bytes) -> None:

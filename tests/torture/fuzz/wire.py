@@ -27,6 +27,10 @@ def text_of(data: bytes) -> str:
     return os.fsdecode(data)
 
 
+READABLE = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+SILENT = os.eventfd(0, os.EFD_CLOEXEC)  # nobody ever writes to it
+
+
 class Tape:
     """A link whose peer says these bytes and is gone.
 
@@ -45,8 +49,8 @@ class Tape:
         self.sent = 0
 
     def fileno(self) -> int:
-        """None: nobody may wait for a tape, which always has something to say."""
-        raise RuntimeError("does not hold: bytes there are read before any wait")
+        """Readable at any time: a tape always has something to say, or its end."""
+        return READABLE
 
     def recv_into(self, view: memoryview) -> int:
         """The next piece; the end is a peer that is gone."""
