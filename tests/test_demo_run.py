@@ -198,7 +198,7 @@ class Terminal:
         os.close(self.theirs)
         self._thread.join()
         os.close(self._ours)
-        return self.seen.decode()
+        return self.seen.decode(errors="replace")  # it may end inside a character
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,8 @@ def worker_process():
     command += ["--listen", "tcp://127.0.0.1:0", "--sampled"]
     command += ["--drafter", "serve_table:DRAFTER", "--vocab", str(VOCAB)]
     command += ["--depth", "5", "--max-slots", "2", "--max-positions", "512"]
-    path = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
+    # An empty part of it would be the working directory.
+    path = os.pathsep.join(filter(None, [str(TESTS), os.environ.get("PYTHONPATH")]))
     process = subprocess.Popen(
         command,
         env={**os.environ, "PYTHONPATH": path},
