@@ -166,7 +166,7 @@ def refused(*words: str, says: Sequence[str], **how) -> None:
 def blocking(folder: Path, *packages: str) -> dict[str, str]:
     """Variables under which these packages are not installed."""
     (folder / "sitecustomize.py").write_text(BLOCKER)
-    paths = [str(folder), os.environ.get("PYTHONPATH", "")]
+    paths = [str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {
         "PYTHONPATH": os.pathsep.join(path for path in paths if path),
         "PP3SHM_TEST_BLOCKED": ",".join(packages),
