@@ -84,7 +84,8 @@ static void hold_page(const struct fuzz_case *c, const uint8_t *asked, const uin
         present |= 1u << slot;
         HOLDS(memcmp(to + at.tokens + 4 * slot * depth, tokens + 4 * row * depth,
                      4 * (size_t)depth) == 0);
-        bool carries = l->sampled && word_at(asked + 24 + 16 * row + 8) && status == 0;
+        /* 1 alone says sampled; a spoiled STEP may say any number there */
+        bool carries = l->sampled && word_at(asked + 24 + 16 * row + 8) == 1 && status == 0;
         for (uint32_t i = 0; i < depth; i++) {
             int32_t token = (int32_t)word_at(tokens + 4 * (row * depth + i));
             HOLDS(status ? token == -1 : (uint32_t)token < l->vocab);
