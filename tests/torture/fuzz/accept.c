@@ -117,6 +117,21 @@ static bool untouched(const uint8_t *at, size_t n)
     return true;
 }
 
+/* A spoiled STEP may name a slot twice, which pp3_step_check refuses: the rows are then
+ * written over each other, within the page. */
+static bool slots_differ(const struct fuzz_case *c, const uint8_t *asked)
+{
+    uint32_t n = word_at(asked + 8), seen = 0;
+    size_t rows = 24 + (c->l.sampled ? 16 * (size_t)n : 0);
+    for (uint32_t row = 0; row < n; row++) {
+        uint32_t slot = word_at(asked + rows + 32 * (size_t)row);
+        if (slot >= c->l.max_slots || seen >> slot & 1u)
+            return false;
+        seen |= 1u << slot;
+    }
+    return true;
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     if (size < PREFIX)
@@ -147,7 +162,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (reason == PP3_REASON_NONE) {
         keep_bytes(page[chosen], room);
         HOLDS(word_at(frame + bytes - 4) == pp3_crc32(0, frame + HEADER, bytes - HEADER - 4));
-        hold_page(c, step[chosen], frame + HEADER, page[chosen]);
+        HOLDS(spoiled || slots_differ(c, step[chosen]));
+        if (slots_differ(c, step[chosen]))
+            hold_page(c, step[chosen], frame + HEADER, page[chosen]);
     }
     step[chosen][place] = before;
     return 0;
