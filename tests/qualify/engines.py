@@ -18,9 +18,9 @@ from pp3shm.gpu import (
     key_words,
     verify,
 )
-from pp3shm.rng import Purpose, request_key
+from pp3shm.rng import MASK32, Purpose, philox4x32_10_array, request_key
 from pp3shm.verify.keys import VerifyKeys
-from pp3shm.verify.sparse import VERIFIED
+from pp3shm.verify.sparse import REQUEST, VERIFIED
 
 torch.set_num_threads(1)  # its threads spin at barriers; the rows are short
 EPOCH, SESSION = b"qualify epoch 16", b"qualify sessions"
@@ -31,6 +31,8 @@ REQUESTS = np.dtype(
         ("residual", "u4", 2), ("temperature", "f8"), ("slot", "u4"), ("mode", "i4"),
     ]
 )  # fmt: skip
+if REQUESTS.itemsize != REQUEST.size:
+    raise ImportError("engines.py: REQUESTS is not struct pp3_verify_request")
 
 
 @dataclass(frozen=True)
@@ -50,17 +52,11 @@ class Emitted:
 
 def philox(key: tuple[int, int], round_: int, first: int, n: int) -> NDArray[np.uint64]:
     """(n, 2) words 0 and 1 of the blocks at positions first, first + 1, ..."""
-    at = np.arange(first, first + n, dtype=np.uint64)
-    low = np.uint64(0xFFFFFFFF)
-    rounds = [np.full(n, round_ >> shift & 0xFFFFFFFF, np.uint64) for shift in (0, 32)]
-    c = [*rounds, at & low, at >> np.uint64(32)]
-    k0, k1 = key
-    for _ in range(10):
-        p0, p1 = c[0] * np.uint64(0xD2511F53), c[2] * np.uint64(0xCD9E8D57)
-        c = [(p1 >> np.uint64(32)) ^ c[1] ^ np.uint64(k0), p1 & low,
-             (p0 >> np.uint64(32)) ^ c[3] ^ np.uint64(k1), p0 & low]  # fmt: skip
-        k0, k1 = (k0 + 0x9E3779B9) & 0xFFFFFFFF, (k1 + 0xBB67AE85) & 0xFFFFFFFF
-    return np.stack(c[:2], axis=1)
+    counters = np.empty((n, 4), np.uint32)
+    counters[:, :2] = round_ & MASK32, round_ >> 32
+    counters[:, 2:] = np.arange(first, first + n, dtype="<u8").view("<u4").reshape(n, 2)
+    blocks = philox4x32_10_array(counters, np.array(key, np.uint32))
+    return blocks[:, :2].astype(np.uint64)
 
 
 def drafted(

@@ -6,29 +6,13 @@ import math
 import numpy as np
 import pytest
 import torch
+from batches import bits, same
 
 from pp3shm.errors import ConfigError, VerifyError
 from pp3shm.gpu import DraftProbs, Fault, key_words, target_probs, verify
 
 # The package gives the function the module's name.
 module = importlib.import_module("pp3shm.gpu.verify")
-
-
-def _same(expected, found):
-    """Everything but the errors' texts."""
-    assert expected.tokens.tolist() == found.tokens.tolist()
-    assert expected.count.tolist() == found.count.tolist()
-    assert expected.accepted.tolist() == found.accepted.tolist()
-    assert expected.last == found.last
-    assert expected.no_mass.tolist() == found.no_mass.tolist()
-    assert [e is None for e in expected.errors] == [e is None for e in found.errors]
-
-
-def _bits(result):
-    return {
-        name: getattr(result, name).tolist()
-        for name in ("tokens", "count", "accepted", "error", "no_mass")
-    }
 
 
 POISON = [math.nan, math.inf, -math.inf, -1e-7, 0.0, 2.0]
@@ -53,7 +37,7 @@ def test_a_bad_target_row_is_its_requests_error_and_never_an_id(make_round, pois
         found = case.run()
         assert found.error[slot].item() == Fault.TARGET
         assert found.tokens[slot].tolist() == [-1] * 6
-        _same(case.reference(), found.read())
+        same(case.reference(), found.read())
         assert "target_probs" in found.read().errors[slot].place
         for other in set(range(4)) - {slot}:
             assert clean.tokens[other].tolist() == found.tokens[other].tolist()
@@ -67,7 +51,7 @@ def test_rows_after_the_stop_may_hold_anything(make_round, poison):
         clean = case.run()
         for slot in range(4):
             case.target[slot, int(clean.count[slot]) :] = poison
-        assert _bits(clean) == _bits(case.run())
+        assert bits(clean) == bits(case.run())
 
 
 def test_a_row_of_another_round_is_refused_and_the_others_are_not(make_round):
@@ -119,7 +103,7 @@ def test_a_greedy_row_is_never_verified_as_sampled_nor_the_reverse(make_round):
     assert found.error.tolist() == [Fault.MODE, Fault.MODE, 0, 0]
     assert found.count[:2].tolist() == [0, 0]
     case.temperature = [0.0, 1.0, 1.0, 0.0]
-    _same(case.reference(), found.read())
+    same(case.reference(), found.read())
     everything = case.run(sampled=None)
     assert everything.error.tolist() == [0, Fault.MODE, 0, Fault.MODE]
 
@@ -197,7 +181,7 @@ def test_uninitialised_memory_reaches_no_result(pages, make_round):
     try:
         for seed in range(5):
             case = make_round(np.random.default_rng(seed), 50, 5)
-            _same(case.reference(), case.run().read())
+            same(case.reference(), case.run().read())
     finally:
         torch.use_deterministic_algorithms(mode=False)
 
@@ -222,7 +206,7 @@ def test_nothing_but_read_synchronises(pages, make_round):
 def test_results_have_their_types_and_arguments_theirs(pages, make_round):
     case = make_round(np.random.default_rng(26), 50, 5)
     found = case.run(keys=key_words(case.keys, pages.device))
-    assert _bits(case.run()) == _bits(found)
+    assert bits(case.run()) == bits(found)
     for name in ("tokens", "count", "accepted", "error", "mode", "round_of_row"):
         assert getattr(found, name).dtype == torch.int64
     assert found.no_mass.dtype == torch.bool

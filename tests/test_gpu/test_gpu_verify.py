@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from batches import bits, same
 
 from pp3shm.gpu import DraftProbs, target_probs, verify
 from pp3shm.rng import accept_uniform
@@ -15,23 +16,6 @@ from pp3shm.verify.keys import VerifyKeys
 
 VECTORS = Path(__file__).parents[1] / "vectors"
 DRAWS = json.loads((VECTORS / "verify_draws.json").read_text())["cases"]
-
-
-def _same(expected, found):
-    """Everything but the errors' texts."""
-    assert expected.tokens.tolist() == found.tokens.tolist()
-    assert expected.count.tolist() == found.count.tolist()
-    assert expected.accepted.tolist() == found.accepted.tolist()
-    assert expected.last == found.last
-    assert expected.no_mass.tolist() == found.no_mass.tolist()
-    assert [e is None for e in expected.errors] == [e is None for e in found.errors]
-
-
-def _bits(result):
-    return {
-        name: getattr(result, name).tolist()
-        for name in ("tokens", "count", "accepted", "error", "no_mass")
-    }
 
 
 @pytest.mark.parametrize(
@@ -76,7 +60,7 @@ def test_thousands_of_mixed_requests_agree_with_the_reference(make_round, vocab)
         case = make_round(random, vocab, 4 + turn % 2)
         slots = random.permutation(4)[: random.integers(1, 5)].tolist()
         found = case.run(slots).read()
-        _same(case.reference(slots), found)
+        same(case.reference(slots), found)
         assert found.errors == (None,) * len(slots)
         accepted += found.accepted.tolist()
         last |= set(found.last)
@@ -102,16 +86,16 @@ def test_logits_at_each_requests_temperature_agree_with_the_reference(
             torch.from_numpy(logits).to(pages.device), case.temperature
         )
         found = case.run(target=target).read()
-        _same(case.reference(target=logits, logits=True), found)
+        same(case.reference(target=logits, logits=True), found)
 
 
 def test_a_request_alone_gets_the_bits_it_gets_in_a_batch(make_round):
     random = np.random.default_rng(12)
     for _ in range(60):
         case = make_round(random, 200, 5, modes=[0, 1, 0, random.integers(4)])
-        batch = _bits(case.run())
+        batch = bits(case.run())
         for slot in range(4):
-            alone = _bits(case.run([slot]))
+            alone = bits(case.run([slot]))
             assert {name: [rows[slot]] for name, rows in batch.items()} == alone
 
 
@@ -127,8 +111,8 @@ def test_greedy_beside_sampled_is_the_argmax_and_leaves_the_sampled_alone(make_r
         for row, slot in ((0, 0), (2, 2)):
             count = int(found.count[row])
             assert best[slot, :count].tolist() == found.tokens[row, :count].tolist()
-        alone = _bits(case.run([1]))
-        assert alone == {name: [rows[1]] for name, rows in _bits(found).items()}
+        alone = bits(case.run([1]))
+        assert alone == {name: [rows[1]] for name, rows in bits(found).items()}
 
 
 def test_one_request_without_q_is_target_only_and_the_others_do_not_notice(make_round):
@@ -154,14 +138,14 @@ def test_strides_dtype_and_padding_of_the_target_change_nothing(pages, make_roun
         plain = torch.from_numpy(case.target).to(pages.device)
         padded = torch.full((4, 7, 128), math.nan, device=pages.device)
         padded[:, :5, :97] = plain
-        expected = _bits(case.run())
+        expected = bits(case.run())
         for target in (
             plain.double(),
             plain.transpose(1, 2).contiguous().transpose(1, 2),
             plain.repeat_interleave(2, 0)[::2],
             padded,
         ):
-            assert expected == _bits(case.run(target=target))
+            assert expected == bits(case.run(target=target))
 
 
 def test_no_requests_give_no_results(make_round):
