@@ -85,7 +85,7 @@ int main(int argc, char **argv)
         struct pp3_fault fault;
         uint32_t body_bytes;
         uint64_t round;
-        pp3_crc_force((int)draw(3));
+        pp3_crc_force((int)draw(PP3_CRC_WIDE + 1));
         pp3_step_check(&layout, body, draw((uint32_t)step_bytes + 1), &body_bytes);
         pp3_reply_round(frame, size, &round);
         given[pp3_accept(&layout, draw(10) ? body : NULL, frame, size, head.session,

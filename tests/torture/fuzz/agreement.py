@@ -44,7 +44,8 @@ class Core:
             self.lib = self.ffi.dlopen(library)
         self._frame, self._page = Guarded(), Guarded()
         self._fault = self.ffi.new("struct pp3_fault *")
-        self.paths = [path for path in range(3) if self.lib.pp3_crc_force(path) == 0]
+        every = range(product.PP3_CRC_WIDE + 1)  # the last one checks in registers, too
+        self.paths = [path for path in every if self.lib.pp3_crc_force(path) == 0]
 
     def layout(self, profile: Profile) -> Any:
         """``struct pp3_layout *``."""

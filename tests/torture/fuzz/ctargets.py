@@ -23,6 +23,11 @@ PARTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "step": (_LAYOUT, ()),
     "accept": (_LAYOUT, ("-fno-sanitize-coverage=trace-cmp",)),
     "region": (_LAYOUT + _RING, ()),
+    # what the kernel would do for it is the target's
+    "pump": (
+        (*_LAYOUT, *_RING, "proxy/hand", "proxy/pump"),
+        ("-Drecv=fuzz_recv", "-Dsend=fuzz_send"),
+    ),
 }
 FLAGS = (
     "-O1", "-gline-tables-only", "-fsanitize=fuzzer,address,undefined",
@@ -41,7 +46,7 @@ class Run:
     """One run of a target.
 
     Attributes:
-        target: "step", "accept" or "region".
+        target: A name of PARTS.
         seed: libFuzzer's.
         runs: How many inputs.
         plain: Mutated by libFuzzer alone, nothing repaired.
@@ -84,7 +89,7 @@ def build(where: Path, target: str, core: Path = CORE) -> Path:
 
     Args:
         where: A directory for it; one that holds it already is used as it stands.
-        target: "step", "accept" or "region".
+        target: A name of PARTS.
         core: The package's text, or a changed copy of it.
 
     Returns:

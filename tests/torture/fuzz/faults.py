@@ -68,6 +68,30 @@ FAULTS: dict[str, tuple[str, tuple[Change, ...]]] = {
         "region",
         (Change("ring/wait.h", "pp3_page_of(word) >= r->pages || (state", "(state"),),
     ),
+    "a frame of any length": (
+        "pump",
+        (
+            Change(
+                "proxy/pump.c",
+                " &&\n               head->body_bytes <= ERROR_LEAST + ERROR_TEXT",
+                "",
+            ),
+        ),
+    ),
+    "a header that is not whole": (
+        "pump",
+        (
+            Change(
+                "proxy/pump.c",
+                "while (p->end - p->start >= HEAD)",
+                "while (p->end - p->start >= 8)",
+            ),
+        ),
+    ),
+    "a frame that is not moved": (
+        "pump",
+        (Change("proxy/pump.c", "p->end >= p->most", "p->end <= p->capacity"),),
+    ),
 }
 
 # Found by disagreement alone: nothing is read or written that may not be.
@@ -101,6 +125,23 @@ UNEQUAL: dict[str, tuple[Change, ...]] = {
         Change("layout/step.c", " || (seen >> row.slot & 1u)", ""),
     ),
     "zero is not looked at": (Change("layout/accept.c", " || head.zero != 0)", ")"),),
+}
+
+# In the checks by AVX-512, on a CPU that has it.
+WIDE: dict[str, tuple[Change, ...]] = {
+    "wide: ids that may be equal": (
+        Change(
+            "layout/draft_wide.h",
+            "rises = _mm512_cmplt_epi32_mask",
+            "rises = _mm512_cmple_epi32_mask",
+        ),
+    ),
+    "wide: a token of count 0": (
+        Change("layout/draft_wide.h", "(live >> (place - 1) & 1u)", "live != 0"),
+    ),
+    "wide: a sum above M": (
+        Change("layout/draft_wide.h", "== PP3_MASS &&", ">= PP3_MASS &&"),
+    ),
 }
 
 # Files of the package; each lets something out of a parser that is no error of its own.

@@ -9,24 +9,28 @@ from torture.changed import plant_python
 from torture.figure import Batch, Figure, Form
 from torture.fuzz import ctargets
 from torture.fuzz.ctargets import Run
-from torture.fuzz.faults import FAULTS, PYTHON, UNEQUAL
+from torture.fuzz.faults import FAULTS, PYTHON, UNEQUAL, WIDE
 from torture.fuzz.subprocesses import judged, surface
 
+from pp3shm._core import lib
+
 C_RUNS = {"short": 50_000, "medium": 500_000, "long": 2_000_000}
-C_STEPS = {"short": 5, "medium": 10, "long": 50}
+C_STEPS = {"short": 6, "medium": 12, "long": 60}
+PUMP_SHARE = 8  # an input of the pump is two sessions
 PLANTED_RUNS = 400_000
 
 
 def _c_run(index: int, form: Form) -> Run:
-    """Each step is of one target; every fifth one has no help of ours."""
+    """Each step is of one target; every sixth one has no help of ours."""
     runs, seed = C_RUNS[form], index + 1
     return (
         Run("step", seed, runs),
         Run("accept", seed, runs),
         Run("region", seed, runs),
         Run("accept", seed, runs, table=True),
-        Run(("step", "accept")[index // 5 % 2], seed, runs, plain=True),
-    )[index % 5]
+        Run("pump", seed, runs // PUMP_SHARE),
+        Run(("step", "accept")[index // 6 % 2], seed, runs, plain=True),
+    )[index % 6]
 
 
 def _c_step(where: Path, index: int, form: Form) -> Batch:
@@ -58,9 +62,21 @@ def _agree_step(_: Path, index: int, form: Form) -> Batch:
     return _agree(index, REPLIES[form])
 
 
+def _by_avx512() -> bool:
+    """Whether this CPU takes that path of the checks."""
+    best = lib.pp3_crc_path()
+    found: bool = lib.pp3_crc_force(lib.PP3_CRC_WIDE) == 0
+    lib.pp3_crc_force(best)
+    return found
+
+
+ALL_UNEQUAL = UNEQUAL | (WIDE if _by_avx512() else {})
+
+
 def _unequal(name: str) -> Callable[[Path], Batch]:
     def run(where: Path) -> Batch:
-        library = ctargets.shared(where / name.replace(" ", "-"), *UNEQUAL[name])
+        folder = where / name.replace(" ", "-")
+        library = ctargets.shared(folder, *ALL_UNEQUAL[name])
         return _agree(0, REPLIES["short"], str(library))
 
     return run
@@ -116,7 +132,7 @@ FIGURES = (
         claim="another reason, place or page from C than from the Python reference",
         steps={"short": 1, "medium": 5, "long": 50},
         step=_agree_step,
-        planted={name: _unequal(name) for name in UNEQUAL},
+        planted={name: _unequal(name) for name in ALL_UNEQUAL},
         missing=lambda: compiler.missing("gcc"),
     ),
 )

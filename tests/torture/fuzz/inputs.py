@@ -12,7 +12,16 @@ from pathlib import Path
 import strategies as given_
 from torture.figure import ROOT
 
-from pp3shm.layout.frames import HEADER_BYTES, MASS, Kind, Status, Step, StepRow
+from pp3shm.layout.control import ErrorBody, encode_error
+from pp3shm.layout.frames import (
+    HEADER_BYTES,
+    MASS,
+    Kind,
+    Status,
+    Step,
+    StepRow,
+    encode_frame,
+)
 from pp3shm.layout.frames import encode_step as encode
 from pp3shm.layout.profile import Profile
 from pp3shm.layout.record import Record
@@ -20,6 +29,7 @@ from pp3shm.layout.tables import CRC_BYTES, FRAME, KEY_MAGIC, REPLY_BODY, STEP_B
 
 SEQUENCE = 7
 PREFIX = 4  # bytes before the frame in an input of accept.c
+STREAMED = 4  # the first shapes: three of their replies fit into an input of pump.c
 CALLS = 16  # bytes before the words in an input of region.c
 #        slots depth vocab sampled context rows
 SHAPES = (
@@ -196,7 +206,50 @@ def region_seeds() -> list[bytes]:
     return [call + rest for call in calls]
 
 
-SEEDS = {"step": step_seeds, "accept": accept_seeds, "region": region_seeds}
+def _session_frame(kind: Kind, sequence: int, body: bytes, flags: int = 0) -> bytes:
+    return encode_frame(kind, given_.SESSION, sequence, body, flags)
+
+
+def _stream(index: int, seed: int) -> list[bytes]:
+    """Good replies to the rounds 1, 2 and 3 of a case's STEP, in that order."""
+    profile = profile_of(SHAPES[index])
+    step = step_of(profile, SHAPES[index][5], random.Random(index))
+    return [
+        given_.reply_frame(
+            profile,
+            given_.make_reply(profile, Step(round_, step.rows), seed + round_, 0.3),
+            SEQUENCE + round_ - 1,
+        )
+        for round_ in (1, 2, 3)
+    ]
+
+
+def pump_seeds() -> list[bytes]:
+    """Inputs of pump.c: all replies, one late, one and an ERROR or a BYE, half a frame.
+
+    Each with lengths around those of a header and of a frame.
+    """
+    text = encode_error(ErrorBody(int(Status.WORKER_ERROR), "out of memory", 2))
+    found = []
+    for index in range(STREAMED):
+        replies = _stream(index, index)
+        error = _session_frame(Kind.ERROR, SEQUENCE + 1, text)
+        bye = _session_frame(Kind.BYE, SEQUENCE + 3, b"")
+        streams = [
+            b"".join([*replies, bye]), replies[0] + error, replies[0] + replies[1][:50],
+            b"".join(reversed(replies)),
+        ]  # fmt: skip
+        for how, cuts in ((0, b"\0" * 6), (1, bytes([39, 40, 41, 0, 90, 255]))):
+            found += [bytes([index, how]) + cuts + stream for stream in streams]
+    return found
+
+
+SEEDS = {
+    "step": step_seeds,
+    "accept": accept_seeds,
+    "region": region_seeds,
+    "pump": pump_seeds,
+}
 
 
 def write_seeds(target: str, folder: Path) -> None:
