@@ -15,7 +15,7 @@ from pp3shm.parts import Choices, Parts
 from pp3shm.proxy.board import Board
 from pp3shm.proxy.plan import ProxyPlan
 from pp3shm.proxy.state import SessionState
-from pp3shm.reply import Reply
+from pp3shm.reply import Adopted, Reply
 from pp3shm.ring.ring import Behind
 from pp3shm.slots import Row, SlotTable
 
@@ -191,6 +191,14 @@ class Engine:
         """
         return self._reader.buffers
 
+    def adopt(self, part: Adopted) -> None:
+        """Close ``part`` before the mapping goes, and count it in ``stats``.
+
+        For what lives on ``buffers``, such as a registration with CUDA
+        (``pp3shm.gpu.pin``).
+        """
+        self._reader.adopted.append(part)
+
     @property
     def rounds_in_flight(self) -> int:
         """Entries of the ring: how many rounds can be open at once."""
@@ -339,6 +347,7 @@ class Engine:
             "free_pages": pages.free_pages,
             "quarantined": pages.quarantined,
             **self._proxy.stats(),
+            **self._reader.adopted_stats(),
         }
 
     def last_error(self) -> Exception | None:

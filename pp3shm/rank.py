@@ -7,7 +7,7 @@ from typing import Self
 from pp3shm.attach import expect_layout
 from pp3shm.errors import ConfigError
 from pp3shm.layout.profile import Profile
-from pp3shm.reply import Reply, ReplyReader
+from pp3shm.reply import Adopted, Reply, ReplyReader
 from pp3shm.ring.handover import attach_rank
 from pp3shm.ring.ring import RankEnd
 
@@ -36,6 +36,14 @@ class Rank:
     def buffers(self) -> list[memoryview]:
         """Read-only; every page, then every failed buffer (``Reply.place``)."""
         return self._reader.buffers
+
+    def adopt(self, part: Adopted) -> None:
+        """Close ``part`` before the mapping goes.
+
+        For what lives on ``buffers``, such as a registration with CUDA
+        (``pp3shm.gpu.pin``).
+        """
+        self._reader.adopted.append(part)
 
     @classmethod
     def attach(

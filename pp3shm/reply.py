@@ -1,9 +1,10 @@
 """One round's outcome, as an engine or another rank reads it."""
 
+import contextlib
 import errno
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, NamedTuple, NoReturn, Self
+from typing import Any, NamedTuple, NoReturn, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -144,6 +145,16 @@ class Reply:
         self._release(self._heard.round)
 
 
+class Adopted(Protocol):
+    """Something that lives on a reader's buffers, such as a registration with CUDA."""
+
+    def stats(self) -> dict[str, int]:
+        """Counters by name."""
+
+    def close(self) -> None:
+        """Nothing of the buffers is used after this."""
+
+
 class ReplyReader:
     """What engine and ranks share: views of every buffer made once, rounds read.
 
@@ -155,11 +166,13 @@ class ReplyReader:
     Attributes:
         layout: of every buffer.
         buffers: read-only; every page, then every failed buffer.
+        adopted: what lives on the buffers and is closed before them.
     """
 
     def __init__(self, profile: Profile, end: Reader, spin_ns: int) -> None:
         self.layout = ReplyLayout(profile.max_slots, profile.depth, profile.is_sampled)
         self.buffers = [*end.pages, *end.failed]
+        self.adopted: list[Adopted] = []
         self._end = end
         self._ring: Any = end.handle  # None: closed
         self._views = [self.layout.views(buffer) for buffer in self.buffers]
@@ -240,11 +253,18 @@ class ReplyReader:
             self._expect(ticket)
             self._end.refuse(code, ticket)
 
+    def adopted_stats(self) -> dict[str, int]:
+        """Counters of all that lives on the buffers."""
+        return {name: n for part in self.adopted for name, n in part.stats().items()}
+
     def close(self) -> None:
-        """Let go of every view."""
+        """Let go of every view, and of what lives on the buffers before."""
         self._ring = None
-        self.buffers.clear()
-        self._views.clear()
+        with contextlib.ExitStack() as last_to_first:
+            last_to_first.callback(self._views.clear)
+            last_to_first.callback(self.buffers.clear)
+            while self.adopted:
+                last_to_first.callback(self.adopted.pop().close)
 
 
 MOST_SPIN_NS = 10**18

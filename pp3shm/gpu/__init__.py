@@ -16,6 +16,7 @@ except ModuleNotFoundError as error:
     ) from error
 
 from pp3shm.gpu.carrier import DraftLogits
+from pp3shm.gpu.pinned import Pinned, pin
 from pp3shm.gpu.propose import ChainTensors, Proposer, Refusal
 from pp3shm.gpu.result import VerifiedTensors
 from pp3shm.gpu.scatter import DraftProbs, Fault, Mode
@@ -31,12 +32,14 @@ __all__ = [
     "Fault",
     "Mode",
     "Page",
+    "Pinned",
     "Proposer",
     "Refusal",
     "ReplyTensors",
     "SparseVerifier",
     "VerifiedTensors",
     "key_words",
+    "pin",
     "target_probs",
     "verify",
 ]
