@@ -37,15 +37,16 @@ def _chosen(session):
 
 @pytest.fixture(scope="module")
 def ahead(request, tmp_path_factory):
-    """All of it, begun beside each other; a directory of its own for each figure."""
-    running = Ahead(Cores())
-    places = {
-        f.name: tmp_path_factory.mktemp(f.name.replace(" ", "-")) for f in FIGURES
-    }
+    """All of it, the figures beside each other; a directory of its own for each."""
+    chains = {figure.name: {} for figure in FIGURES}
     for figure, fault in _chosen(request.session):
         job = figure.planted[fault] if fault else partial(_short, figure)
-        place = places[figure.name]
-        running.put((figure.name, fault), partial(job, place), figure.cores)
+        chains[figure.name][figure.name, fault] = job
+    running = Ahead(Cores())
+    for figure in FIGURES:
+        place = tmp_path_factory.mktemp(figure.name.replace(" ", "-"))
+        chain = {key: partial(job, place) for key, job in chains[figure.name].items()}
+        running.put(chain, figure.cores)
     yield running
     running.close()
 

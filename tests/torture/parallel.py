@@ -1,7 +1,7 @@
 """Running steps and planted faults beside each other, no wider than the machine."""
 
 import threading
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 
@@ -38,29 +38,53 @@ class Cores:
 
 
 class Ahead:
-    """Jobs that run beside each other while their results are asked for one by one.
+    """Chains of jobs beside each other, while their results are asked for one by one.
+
+    The jobs of a chain run one after the other: they may build in one directory.
 
     Args:
         cores: Of the machine, shared by all that runs.
+
+    Attributes:
+        closed: No job begins any more.
     """
 
     def __init__(self, cores: Cores) -> None:
         self._cores = cores
         self._pool = ThreadPoolExecutor(CORES)
-        self._jobs: dict[Hashable, Future[Batch]] = {}
+        self._results: dict[Hashable, Future[Batch]] = {}
+        self.closed = False
 
-    def put(self, key: Hashable, job: Callable[[], Batch], wanted: int = 1) -> None:
-        """Starts a job as soon as it may have the cores it wants."""
-        self._jobs[key] = self._pool.submit(self._run, job, wanted)
+    def put(
+        self, chain: Mapping[Hashable, Callable[[], Batch]], wanted: int = 1
+    ) -> None:
+        """Starts a chain as soon as there is room; each job waits for its cores."""
+        futures = {key: Future[Batch]() for key in chain}
+        self._results |= futures
+        work = [(job, futures[key]) for key, job in chain.items()]
+        self._pool.submit(self._run, work, wanted)
 
     def result(self, key: Hashable) -> Batch:
         """Waits for a job; what it raised is raised here."""
-        return self._jobs.pop(key).result()
+        return self._results[key].result()
 
     def close(self) -> None:
         """Starts no job any more and waits for those that run."""
-        self._pool.shutdown(cancel_futures=True)
+        for future in self._results.values():
+            future.cancel()
+        self.closed = True
+        self._pool.shutdown()
 
-    def _run(self, job: Callable[[], Batch], wanted: int) -> Batch:
-        with self._cores.taken(wanted):
-            return job()
+    def _run(
+        self, work: list[tuple[Callable[[], Batch], Future[Batch]]], wanted: int
+    ) -> None:
+        for job, future in work:
+            if not future.set_running_or_notify_cancel():
+                continue
+            try:
+                with self._cores.taken(wanted):
+                    found = job()
+            except BaseException as error:  # noqa: BLE001  raised where it is asked for
+                future.set_exception(error)
+            else:
+                future.set_result(found)

@@ -138,9 +138,7 @@ def plant(figure: Figure, where: Path) -> tuple[str, bool]:
     Returns:
         How many were found, in words, and whether all were.
     """
-    with ThreadPoolExecutor(max(1, CORES // figure.cores)) as pool:
-        running = {n: pool.submit(run, where) for n, run in figure.planted.items()}
-    found = {name: future.result().bad > 0 for name, future in running.items()}
+    found = {name: run(where).bad > 0 for name, run in figure.planted.items()}
     unseen = [name for name, seen in found.items() if not seen]
     tail = f", NOT {', '.join(unseen)}" if unseen else ""
     return (
