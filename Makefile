@@ -40,8 +40,7 @@ bench: $(VENV)/.dev-packages $(VENV)/.package
 	$(BIN)/pp3shm bench $(ARGS)
 
 bench-compute: $(VENV)/.dev-packages $(VENV)/.package
-	@for file in verify propose accept scatter; do echo "== $$file"; \
-	  $(BIN)/python benchmarks/bench_$$file.py || exit 1; done
+	$(BIN)/python benchmarks/compute.py $(ARGS)
 
 # The ring's text under every schedule and old value that C11 allows: docs/proof.md.
 weak-memory: $(BIN)/python

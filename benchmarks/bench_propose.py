@@ -4,10 +4,11 @@
     |<------------------- timed -------------------->|
 
 The C core (one call) stands beside a plain read of the same rows (NumPy's ``max``,
-one thread) and the same chain written in NumPy, all in this run. ``hot``: the same
-rows each time; ``cold``: rotating over more rows than the last-level cache holds.
-Then one row of each shape that a top-k may dislike, and the Markov heads. Every
-result is checked against the readable reference, outside the timed part.
+one thread), torch.topk of the rows alone and the same chain written in NumPy, all in
+this run. ``hot``: the same rows each time; ``cold``: rotating over more rows than the
+last-level cache holds. Then one row of each shape that a top-k may dislike, and the
+Markov heads. Every result is checked against the readable reference, outside the timed
+part.
 
     python benchmarks/bench_propose.py [--json FILE] [--vocab N] [--seconds S]
 """
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import _harness
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from pp3shm._core import lib
@@ -42,6 +44,11 @@ Logits = NDArray[np.float32]
 def read(logits: Logits, _markov: Markov | None) -> Any:
     """Every byte once, nothing else."""
     return logits.max()
+
+
+def top_k(logits: Logits, _markov: Markov | None) -> Any:
+    """``torch.topk`` of the rows alone, one thread: no ties, no q, no draw."""
+    return torch.topk(torch.from_numpy(logits), K)
 
 
 def core(logits: Logits, markov: Markov | None) -> Any:
@@ -117,6 +124,7 @@ def shapes(g: np.random.Generator, vocab: int) -> dict[str, Logits]:
         "random": row,
         "rounded to bf16": bf16(row),
         "constant": np.zeros(vocab, np.float32),
+        "two values": np.where(np.arange(vocab) % 2 == 0, 1, 2).astype(np.float32),
         "ascending": np.sort(row),
         "descending": np.sort(row)[::-1].copy(),
         "half masked": masked,
@@ -159,6 +167,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=0.5, help="per measurement")
     options = parser.parse_args()
     vocab: int = options.vocab
+    torch.set_num_threads(1)
     where = _harness.machine(
         pinned_core=_harness.pin(), path=PATHS[lib.pp3_scan_path()], vocab=vocab
     )
@@ -170,8 +179,8 @@ def main() -> None:
     ]
     hot = cold[:1]
     report = Report(options.seconds)
-    report.group("4 x 5 rows, hot", hot, runs=(read, core, numpy_chain))
-    report.group("4 x 5 rows, cold", cold, runs=(read, core, numpy_chain))
+    report.group("4 x 5 rows, hot", hot, runs=(read, core, top_k, numpy_chain))
+    report.group("4 x 5 rows, cold", cold, runs=(read, core, top_k, numpy_chain))
     for path, name in enumerate(PATHS):
         if not lib.pp3_scan_force(path):
             report.group(f"4 x 5 rows, hot, {name}", hot)
@@ -180,8 +189,13 @@ def main() -> None:
         report.group(f"1 row, {name}", [row.reshape(1, 1, vocab)])
     bias = g.normal(0, 1, (8, vocab)).astype(np.float32)
     called = Markov.function(lambda token: bias[token % 8])
+
+    def read_both(logits: Logits, _markov: Markov | None) -> Any:
+        """Every byte of the rows, and of a bias for each."""
+        return logits.max(), [bias[i % 8].max() for i in range(ROWS * DEPTH)]
+
     report.group(
-        "4 x 5, bias of a function, hot", hot, called, (read, core, numpy_chain)
+        "4 x 5, bias of a function, hot", hot, called, (read_both, core, numpy_chain)
     )
     for rank in (4, 64):
         left = g.normal(0, 0.1, (vocab, rank)).astype(np.float32)

@@ -27,6 +27,7 @@ PARTS = (
     "verify/weights",
     "verify/row",
     "verify/sparse",
+    "verify/scatter",
     "proxy/exchange",
     "proxy/hand",
     "proxy/pump",

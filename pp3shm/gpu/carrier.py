@@ -51,7 +51,7 @@ class DraftLogits(SlotRows):
         shape = (max_slots, depth, vocab)
         buffer = own_buffer("draft_logits", shape, device, draft_logits)
         super().__init__(buffer, float("-inf"))
-        self.draft_logits = self._buffer
+        self.draft_logits = self.buffer
 
     def scatter_q(
         self,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from pp3shm.errors import ConfigError
+from pp3shm.gpu.scatter_core import CoreRows
 from pp3shm.gpu.views import signed
 from pp3shm.layout.tables import SUPPORT, Status
 from pp3shm.rng import MASK64
@@ -82,6 +83,8 @@ class SlotRows:
         erased: what stands off support.
 
     Attributes:
+        buffer: what was given; it stays where it is.
+        ids: (max_slots, depth, 32) int64, the columns written last.
         drafts: (max_slots, depth) int64; -1 for a target-only slot.
         mode_of_slot: (max_slots,) int64 of :class:`Mode`.
         fault_of_slot: (max_slots,) int64 of :class:`Fault`, what was found here.
@@ -90,7 +93,7 @@ class SlotRows:
     """
 
     def __init__(self, buffer: Tensor, erased: float) -> None:
-        self._buffer = buffer.fill_(erased)
+        self.buffer = buffer.fill_(erased)
         self._erased = erased
         self.max_slots, self.depth, self.vocab = buffer.shape
         self.device = buffer.device
@@ -101,7 +104,7 @@ class SlotRows:
         self.drafts = (slots[:, None] - 1).repeat(1, self.depth)
         # The support of a slot without q, as in the page: any 32 valid ids do.
         self._no_ids = torch.arange(SUPPORT, device=self.device)
-        self._ids = self._no_ids.repeat(self.max_slots, self.depth, 1)
+        self.ids = self._no_ids.repeat(self.max_slots, self.depth, 1)
 
     def _take(
         self,
@@ -111,7 +114,7 @@ class SlotRows:
         carried: Callable[[Tensor], Tensor],
     ) -> None:
         """Erase the columns written last, and write what ``carried`` makes of q."""
-        self._expect(views, round_)
+        self.expect(views, round_)
         of_round = views.round == signed(round_)
         page = self._snapshot(views, of_round)
         fault = page_fault(page, self.vocab)
@@ -120,10 +123,10 @@ class SlotRows:
         sampled = (mode == Mode.SAMPLED)[:, None, None]
         ids = torch.where(sampled, page.ids, self._no_ids)
 
-        self._buffer.scatter_(2, self._ids, self._erased)
+        self.buffer.scatter_(2, self.ids, self._erased)
         written = torch.where(sampled, carried(page.q), self._erased)
-        self._buffer.scatter_(2, ids, written)
-        self._ids.copy_(ids)
+        self.buffer.scatter_(2, ids, written)
+        self.ids.copy_(ids)
         self.drafts.copy_(
             torch.where((mode == Mode.TARGET_ONLY)[:, None], -1, page.drafts)
         )
@@ -131,7 +134,8 @@ class SlotRows:
         self.fault_of_slot.copy_(fault)
         self.round_of_slot.copy_(torch.where(of_round, signed(round_), NONE))
 
-    def _expect(self, views: ReplyTensors, round_: int) -> None:
+    def expect(self, views: ReplyTensors, round_: int) -> None:
+        """Raises ``ConfigError`` for views that do not fit, or no round."""
         if not 0 <= round_ < MASK64:
             raise ConfigError("round", "0 to 2**64 - 2", round_)
         if views.tokens.device != self.device:
@@ -151,7 +155,7 @@ class SlotRows:
         drafts = views.tokens.to(torch.int64)  # another dtype: always a copy
         if views.mask is None or views.ids is None or views.q is None:
             return _Snapshot(
-                ok, torch.zeros_like(self.mode_of_slot), drafts, self._ids, self._zero_q
+                ok, torch.zeros_like(self.mode_of_slot), drafts, self.ids, self._zero_q
             )
         return _Snapshot(
             ok,
@@ -163,7 +167,7 @@ class SlotRows:
 
     @property
     def _zero_q(self) -> Tensor:
-        return self._ids.new_zeros(self._ids.shape, dtype=torch.float32)
+        return self.ids.new_zeros(self.ids.shape, dtype=torch.float32)
 
 
 def own_buffer(
@@ -219,7 +223,8 @@ class DraftProbs(SlotRows):
         shape = (max_slots, depth, vocab)
         buffer = own_buffer("draft_probs", shape, device, draft_probs)
         super().__init__(buffer, 0.0)
-        self.draft_probs = self._buffer
+        self.draft_probs = self.buffer
+        self._core = CoreRows(self) if self.device.type == "cpu" else None
 
     def scatter_q(
         self, views: ReplyTensors, round_: int, stale: Sequence[int] = ()
@@ -244,7 +249,8 @@ class DraftProbs(SlotRows):
         Raises:
             ConfigError: views of another device or layout, or an impossible round.
         """
-        self._take(views, round_, stale, lambda q: q)
+        if self._core is None or not self._core.take(self, views, round_, stale):
+            self._take(views, round_, stale, lambda q: q)
 
     def draft_logits(
         self,
@@ -276,8 +282,8 @@ class DraftProbs(SlotRows):
         if out is None:
             out = torch.empty_like(self.draft_probs)
         require("out", out, tuple(self.draft_probs.shape), self.device)
-        q = self.draft_probs.gather(2, self._ids)
-        return out.fill_(-torch.inf).scatter_(2, self._ids, log_form(q, scale))
+        q = self.draft_probs.gather(2, self.ids)
+        return out.fill_(-torch.inf).scatter_(2, self.ids, log_form(q, scale))
 
 
 def temperature_of(

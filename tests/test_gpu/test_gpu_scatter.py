@@ -1,6 +1,7 @@
 """Dense q by slot: exact, erased exactly, checked on the copy that is used."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -208,7 +209,10 @@ def test_pages_of_random_bytes_never_reach_outside(pages):
 
 
 def test_what_is_checked_is_what_is_used(pages, monkeypatch):
-    """The page changes right after the check: the checked copy is written."""
+    """The page changes right after the check: the checked copy is written.
+
+    In torch; the C text copies into memory of its own first.
+    """
     random = np.random.default_rng(7)
     rows = {s: pages.sampled(random, 50, 5) for s in range(4)}
     views = pages.load(rows, 1)
@@ -222,9 +226,62 @@ def test_what_is_checked_is_what_is_used(pages, monkeypatch):
 
     monkeypatch.setattr(scatter, "page_fault", check_then_spoil)
     drafts = DraftProbs(4, 5, 50, pages.device)
+    monkeypatch.setattr(drafts, "_core", None)
     drafts.scatter_q(views, 1)
     assert _equal(_dense(rows, 4, 5, 50), drafts.draft_probs)
     assert [rows[s].drafts.tolist() for s in range(4)] == drafts.drafts.tolist()
+
+
+def _spoilt(random, views):
+    """One word of one array set to something, as likely wrong as right."""
+    arrays = [views.status, views.tokens, views.mask, views.ids, views.q, views.round]
+    array = arrays[random.integers(len(arrays))].reshape(-1)
+    at = int(random.integers(array.numel()))
+    if array.dtype == torch.float32:
+        wild = [0.0, -0.0, 1.0, 2.0**-24, -1.0, np.nan, np.inf, 0.5]
+    else:
+        wild = [-(2**31), -2, -1, 0, 1, 2, 31, 32, 49, 50, 2**31 - 1]
+        wild.append(int(array[at]) % 2**30 + 1)
+    array[at] = wild[random.integers(len(wild))]
+
+
+def test_the_core_and_torch_do_the_same_with_any_page(pages):
+    """Hundreds of pages, most of them spoilt; and by turns on the same rows."""
+    if pages.device != "cpu":
+        pytest.skip("the core's scatter is for the CPU")
+    random = np.random.default_rng(11)
+    by_core, by_torch = (DraftProbs(4, 5, 50) for _ in range(2))
+    by_turns = DraftProbs(4, 5, 50)
+    core = by_turns._core
+    by_torch._core = None
+    seen = set()
+    for round_ in range(1, 601):
+        rows = {}
+        for slot, mode in enumerate(random.integers(0, 5, 4)):
+            if mode < 3:
+                rows[slot] = pages.sampled(random, 50, 5)
+            elif mode == 3:
+                rows[slot] = pages.greedy(random, 50, 5)
+        views = pages.load(rows, round_)
+        for _ in range(random.integers(0, 3)):
+            _spoilt(random, views)
+        stale = [s for s in range(4) if random.random() < 0.1]
+        by_turns._core = core if random.random() < 0.5 else None
+        if by_turns._core is None:  # as where a page lies otherwise
+            strange = replace(views, tokens=views.tokens.T.clone().T)
+            by_turns._core = core
+            by_turns.scatter_q(strange, round_, stale)
+        else:
+            by_turns.scatter_q(views, round_, stale)
+        for drafts in (by_core, by_torch):
+            drafts.scatter_q(views, round_, stale)
+        for drafts in (by_core, by_turns):
+            assert _equal(by_torch.draft_probs.numpy(), drafts.draft_probs), round_
+            for name in ("drafts", "mode_of_slot", "fault_of_slot", "round_of_slot"):
+                expected, found = getattr(by_torch, name), getattr(drafts, name)
+                assert expected.tolist() == found.tolist(), (round_, name)
+        seen |= set(by_core.fault_of_slot.tolist())
+    assert {Fault.NONE, Fault.MASK, Fault.TOKEN, Fault.SUPPORT, Fault.MASS} == seen
 
 
 def test_a_greedy_profiles_page_has_drafts_and_no_q(pages):
