@@ -30,6 +30,7 @@ PARTS = (
     "proxy/exchange",
     "proxy/hand",
     "proxy/pump",
+    "proxy/near",
     "rounds/ask",
     "rounds/hear",
     "bench/party",

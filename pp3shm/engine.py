@@ -13,6 +13,7 @@ from pp3shm.layout.profile import Profile
 from pp3shm.layout.tables import Status
 from pp3shm.parts import Choices, Parts
 from pp3shm.proxy.board import Board
+from pp3shm.proxy.door import Door
 from pp3shm.proxy.plan import ProxyPlan
 from pp3shm.proxy.state import SessionState
 from pp3shm.reply import Reply
@@ -72,7 +73,10 @@ class Engine:
         Args:
             profile: what the worker must agree to, field by field.
             worker: its address: ``tcp://host:port``, ``unix:///path``, ``unix://@name``.
-            proxy: a process of its own, or a thread of this one.
+                Or the engine's own door, ``region://@name``, ``region:///path`` or
+                ``region://`` for a random name (``door``): a worker of this host comes
+                there for the region and is its own proxy.
+            proxy: a process of its own, or a thread of this one; not of a door.
             rounds: entries of the ring, so rounds in flight, 1 to 1024.
             ranks: readers of every reply, 1 to 16; this process is rank 0.
             kind: ``memfd`` (no names at all) or ``posix`` (names under /dev/shm, gone
@@ -122,6 +126,8 @@ class Engine:
                 expected = (
                     f"worker: expected a session within {timeout_s} s, found none"
                 )
+                if isinstance(why, ProfileError):
+                    raise why
                 raise LinkError(expected if why is None else str(why))
             time.sleep(0.001)
 
@@ -302,6 +308,17 @@ class Engine:
         if self._doorman is None:
             raise ConfigError("ranks", "more than one", 1)
         return self._doorman.address
+
+    @property
+    def door(self) -> str:
+        """What ``pp3shm worker --region`` and ``RegionWorker`` want.
+
+        Raises:
+            ConfigError: the worker's address is no ``region://``.
+        """
+        if not isinstance(self._proxy, Door):
+            raise ConfigError("worker", "region://...", "an address of another kind")
+        return self._proxy.address
 
     def wait_ranks(self, timeout_s: float = 30.0) -> None:
         """Wait until all ranks have attached.

@@ -7,7 +7,7 @@ from typing import Self
 from pp3shm.errors import ConfigError
 from pp3shm.layout.keyproof import check_key
 from pp3shm.layout.profile import Profile
-from pp3shm.link.address import parse
+from pp3shm.link.address import parse, parse_door
 
 # What reading anything but a plan may raise; the last two: infinity where an integer is
 # wanted, and absurd nesting.
@@ -27,7 +27,8 @@ class ProxyPlan:
 
     Attributes:
         profile: what both sides must agree on.
-        worker: the worker's address, e.g. ``tcp://127.0.0.1:7333``.
+        worker: the worker's address, e.g. ``tcp://127.0.0.1:7333``; or
+            ``region://@name``, the door that workers come to by themselves.
         psk: the pre-shared key, or None.
         spin_ns: how long a turn of the loop spins before it sleeps.
         dial_timeout_s: how long connection, proof and HELLO may take together.
@@ -45,7 +46,8 @@ class ProxyPlan:
         Raises:
             ConfigError: the address, the key, or a time.
         """
-        parse(self.worker, "worker")
+        if parse_door(self.worker, "worker") is None:
+            parse(self.worker, "worker")
         if self.psk is not None:
             check_key(self.psk, "psk")
         if self.spin_ns < 0:

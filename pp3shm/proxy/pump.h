@@ -30,6 +30,7 @@ enum pp3_pump_why {
     PP3_PUMP_LOST = 10,    /* the link: `error` is its errno, 0 where it was closed */
     PP3_PUMP_UNTAKEN = 11, /* the worker took no more of a STEP within send_ns */
     PP3_PUMP_TRICKLE = 12, /* a frame that began trickle_ns ago is not whole */
+    PP3_PUMP_STEP = 13,    /* `subject` is to be drafted here: see near.h */
 };
 
 /* What went out of a slot's committed prefix. It arrives, or the session dies; so it is
@@ -50,7 +51,8 @@ struct pp3_pump {
     struct pp3_tally tally;
     uint64_t send_ns, trickle_ns; /* how long a frame may take, out and in */
 
-    int32_t link_fd; /* -1: no session */
+    int32_t link_fd; /* -1: no session, or one without a link */
+    uint32_t near;   /* the drafter is in this process: see near.h */
     uint8_t session[16];
     uint64_t sent, received; /* frames each way: the sequence of the next one */
     struct pp3_told told[PP3_MOST_SLOTS];
@@ -101,5 +103,17 @@ int pp3_pump_behind(const struct pp3_pump *p, const struct pp3_step_row *row);
 
 void pp3_pump_stop(struct pp3_pump *p);
 int pp3_pump_stopped(struct pp3_pump *p);
+
+/* For near.c: parts of a turn. */
+enum { PP3_PUMP_GO_ON = -1 }; /* no reason to come back */
+int pp3_pump_about(struct pp3_pump *p, int why, struct pp3_taken *subject, int error);
+/* The next round is in hand and, where a slot of it has to be restated, `unsent`. */
+int pp3_pump_take(struct pp3_pump *p, struct pp3_taken **taken);
+/* Its STEP is on its way, or has been handed out. */
+void pp3_pump_sent(struct pp3_pump *p, struct pp3_taken *t);
+/* `frame` is a REPLY of a possible length. */
+int pp3_pump_reply(struct pp3_pump *p);
+/* What the last call came back about is done with. */
+void pp3_pump_consume(struct pp3_pump *p);
 
 #endif

@@ -5,6 +5,7 @@ from typing import Any
 from pp3shm._core import ffi, lib
 from pp3shm.errors import RingError
 from pp3shm.proxy.counters import INDEX
+from pp3shm.proxy.greet import Greeting
 from pp3shm.proxy.hands import Hands, Taken
 
 
@@ -44,6 +45,10 @@ class Pump:
         self._control_fd = control_fd
         self._spin_ns = min(spin_ns, 2**63 - 1)
         self._slice_ns = slice_ns
+
+    def open(self, greeting: Greeting) -> None:
+        """A session begins."""
+        lib.pp3_pump_open(self.c, greeting.link.fileno(), greeting.session)
 
     def __call__(self) -> int:
         """Run until something rare happens: a ``PP3_PUMP_...``."""
