@@ -275,7 +275,7 @@ def test_worker_refuses_an_address_it_cannot_listen_at(address, says):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ([DRAFTER, *SHAPE], ["required: --listen"]),
+        ([DRAFTER, *SHAPE], ["one of the arguments --listen --region is required"]),
         ([LISTEN, *SHAPE], ["required: --drafter"]),
         ([LISTEN, DRAFTER, *SHAPE[1:]], ["--vocab: expected a value, found none"]),
         ([LISTEN, DRAFTER, *SHAPE[:1], *SHAPE[2:]], ["--depth: expected a value"]),

@@ -332,14 +332,12 @@ class Door:
             if holder is not None:
                 return holder
             if before is not None and not is_dead(before.pidfd):
-                expected = "no worker at the region"
-                text = (
-                    f"{self.address}: expected {expected}, found process {before.pid}"
-                )
+                found = f"that of process {before.pid}"
+                text = f"door: expected no worker at the region, found {found}"
                 self._refuse(link, session, text)
                 raise LinkError(text)
             if time.monotonic() >= deadline:
-                raise LinkError(f"{self.address}: expected the last worker's end seen")
+                raise LinkError("door: expected the last worker's end, found it unseen")
             time.sleep(0.001)  # its death is seen in a moment
         return None
 
