@@ -14,6 +14,7 @@ ROOT = Path(__file__).resolve().parent
 PARTS = (
     "ring/atomics",
     "ring/ring",
+    "ring/waiter",
     "ring/slots",
     "ring/note",
     "ring/watchdog",

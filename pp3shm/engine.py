@@ -18,6 +18,7 @@ from pp3shm.proxy.plan import ProxyPlan
 from pp3shm.proxy.state import SessionState
 from pp3shm.reply import Reply
 from pp3shm.ring.ring import Behind
+from pp3shm.ring.waiting import SPIN_NS, Wait, Waiting
 from pp3shm.slots import Row, SlotTable
 
 _ask_step = lib.pp3_ask_step  # looked up once: it is called each step
@@ -65,7 +66,8 @@ class Engine:
         ranks: int = 1,
         kind: Literal["memfd", "posix"] = "memfd",
         psk: bytes | None = None,
-        spin_ns: int = 50_000,
+        wait: Wait = "hybrid",
+        spin_ns: int = SPIN_NS,
         connect_timeout_s: float = 10.0,
     ) -> Self:
         """Make the region, start proxy and watchdog, and greet the worker.
@@ -82,7 +84,10 @@ class Engine:
             kind: ``memfd`` (no names at all) or ``posix`` (names under /dev/shm, gone
                 as soon as all have attached).
             psk: pre-shared key of 16 to 64 bytes; needed beyond loopback.
-            spin_ns: how long a wait spins before it sleeps.
+            wait: how engine and proxy wait: ``futex`` sleeps at once, ``spin`` never
+                sleeps and burns a core, ``hybrid`` spins as long as its last waits say
+                that it pays.
+            spin_ns: the longest spin of a hybrid.
             connect_timeout_s: how long to wait for the first session; 0: do not wait.
 
         Raises:
@@ -92,7 +97,7 @@ class Engine:
             RegionError: the region cannot be made.
         """
         choices = Choices(rounds, ranks, kind, proxy)
-        plan = ProxyPlan(profile, worker, psk, spin_ns)
+        plan = ProxyPlan(profile, worker, psk, Waiting(wait, spin_ns))
         try:
             engine = cls(profile, Parts.make(profile, plan, choices))
         except OSError as error:  # of descriptors or memory, wherever it was found out

@@ -81,7 +81,7 @@ class Parts:
                 ring.region.unlink()  # nobody else attaches by name
             proxy = _start_proxy(ring, plan, choices)
             undo.callback(proxy.close)
-            parts = cls(ring, doorman, proxy, ReplyReader(profile, ring, plan.spin_ns))
+            parts = cls(ring, doorman, proxy, ReplyReader(profile, ring, plan.waiting))
             undo.pop_all()
         return parts
 

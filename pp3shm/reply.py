@@ -15,6 +15,7 @@ from pp3shm.layout.reply import ReplyLayout, ReplyViews
 from pp3shm.layout.tables import Status
 from pp3shm.ring.end import expect_ticket
 from pp3shm.ring.ring import Reader
+from pp3shm.ring.waiting import Waiting
 from pp3shm.slots import slots_of
 
 NEVER_NS = 2**64 - 1
@@ -150,14 +151,14 @@ class ReplyReader:
     Args:
         profile: gives the layout.
         end: the reader's end of the ring.
-        spin_ns: how long a wait spins before it sleeps.
+        waiting: how it waits.
 
     Attributes:
         layout: of every buffer.
         buffers: read-only; every page, then every failed buffer.
     """
 
-    def __init__(self, profile: Profile, end: Reader, spin_ns: int) -> None:
+    def __init__(self, profile: Profile, end: Reader, waiting: Waiting) -> None:
         self.layout = ReplyLayout(profile.max_slots, profile.depth, profile.is_sampled)
         self.buffers = [*end.pages, *end.failed]
         self._end = end
@@ -167,12 +168,12 @@ class ReplyReader:
             "struct pp3_hear *",
             {
                 "released": end.released,
-                "spin_ns": min(spin_ns, MOST_SPIN_NS),
                 "rank": end.rank,
                 "slots": profile.max_slots,
                 "status_at": self.layout.offset["status"],
             },
         )
+        waiting.tell(ffi.addressof(self._c, "waiter"))
 
     def knows(self, asking: Any) -> None:
         """The engine's own rank can tell by itself what is stale.
@@ -245,10 +246,6 @@ class ReplyReader:
         self._ring = None
         self.buffers.clear()
         self._views.clear()
-
-
-MOST_SPIN_NS = 10**18
-"""Longer spins are this long: 31 years."""
 
 
 def after(seconds: float) -> int:

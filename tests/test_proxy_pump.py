@@ -432,7 +432,7 @@ def test_a_busy_engine_thread_and_its_proxy_share_no_lock():
     with (
         ScriptedWorker(profile) as worker,
         Engine.create(
-            profile, worker=worker.address, proxy="thread", spin_ns=0
+            profile, worker=worker.address, proxy="thread", wait="futex"
         ) as engine,
     ):
         engine.reset(0, [1, 2, 3])

@@ -23,7 +23,7 @@ def worker(request):
 @pytest.fixture
 def engine(worker):
     with Engine.create(
-        worker.profile, worker=worker.address, proxy="thread", spin_ns=0
+        worker.profile, worker=worker.address, proxy="thread", wait="futex"
     ) as made:
         for slot in (0, 1):
             made.reset(slot, [5, 6, 7])

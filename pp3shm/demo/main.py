@@ -72,7 +72,7 @@ def _demo(args: argparse.Namespace, console: Console) -> int:
                 profile,
                 worker=worker.address,
                 proxy=args.proxy,
-                spin_ns=20_000,
+                wait=args.wait,
                 connect_timeout_s=CONNECT_S,
             ) as engine,
         ):

@@ -68,7 +68,7 @@ class Remote:
     def pump(self, hands: Hands, control_fd: int) -> Pump:
         """See ``FarEnd``."""
         slice_ns = SLICE_NS if control_fd >= 0 else 0
-        return Pump(hands, control_fd, self._plan.spin_ns, slice_ns)
+        return Pump(hands, control_fd, self._plan.waiting, slice_ns)
 
     def dial(self) -> Greeting:
         """See ``FarEnd``."""

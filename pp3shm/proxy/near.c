@@ -61,10 +61,9 @@ int pp3_near_turn(struct pp3_pump *p)
     return pp3_pump_about(p, PP3_PUMP_STEP, t, 0);
 }
 
-int pp3_near(struct pp3_pump *p, uint32_t body_bytes, int control_fd, uint64_t spin_ns,
-             uint64_t slice_ns)
+int pp3_near(struct pp3_pump *p, uint32_t body_bytes, int control_fd, uint64_t slice_ns)
 {
     int why = body_bytes == 0 ? PP3_PUMP_GO_ON : answer(p, body_bytes);
 
-    return why == PP3_PUMP_GO_ON ? pp3_pump(p, control_fd, spin_ns, slice_ns) : why;
+    return why == PP3_PUMP_GO_ON ? pp3_pump(p, control_fd, slice_ns) : why;
 }

@@ -21,8 +21,7 @@ uint8_t *pp3_near_room(struct pp3_pump *p, uint32_t *bytes);
 /* Answers the round that the last call came back with, if body_bytes is not 0, and goes
  * on as pp3_pump: one call a round. -EMSGSIZE in `error` of PP3_PUMP_RING: a body longer
  * than the room. */
-int pp3_near(struct pp3_pump *p, uint32_t body_bytes, int control_fd, uint64_t spin_ns,
-             uint64_t slice_ns);
+int pp3_near(struct pp3_pump *p, uint32_t body_bytes, int control_fd, uint64_t slice_ns);
 
 /* For pump.c: what a turn is here. */
 int pp3_near_turn(struct pp3_pump *p);

@@ -441,27 +441,49 @@ static int rest(struct pp3_pump *p, int control_fd, int64_t sleep_ns)
     return fds[1].revents != 0 ? PP3_PUMP_CONTROL : GO_ON;
 }
 
-int pp3_pump(struct pp3_pump *p, int control_fd, uint64_t spin_ns, uint64_t slice_ns)
+void pp3_pump_waits(struct pp3_pump *p, uint32_t policy, uint64_t most_ns)
 {
-    uint64_t begun = pp3_now(), worked = begun, looked = begun, yielded = begun;
+    pp3_waiter_set(&p->waiter[0], policy, most_ns);
+    pp3_waiter_set(&p->waiter[1], policy, most_ns);
+    p->waiting = NULL;
+}
+
+/* A wait for the worker and one for the engine differ by orders: each is learned by
+ * itself. What was there at once was not waited for. */
+static void wait_anew(struct pp3_pump *p, uint64_t now)
+{
+    if (p->waiting && p->idle)
+        pp3_waiter_end(p->waiting, now - p->since_ns);
+    p->waiting = &p->waiter[p->hand->in_hand != 0];
+    p->since_ns = now;
+    p->spin_ns = pp3_waiter_begin(p->waiting);
+    p->idle = 0;
+}
+
+int pp3_pump(struct pp3_pump *p, int control_fd, uint64_t slice_ns)
+{
+    uint64_t begun = pp3_now(), looked = begun, yielded = begun;
     int why;
 
     pp3_pump_consume(p);
     p->readable = 1; /* not known: the first turn looks */
+    if (!p->waiting)
+        wait_anew(p, begun);
     for (;;) {
         p->moved = 0;
-        if ((why = turn(p)) != GO_ON)
-            break;
+        why = turn(p);
         uint64_t now = pp3_now();
         if (p->moved)
-            worked = now;
-        if ((why = overdue(p, now)) != GO_ON)
+            wait_anew(p, now);
+        else
+            p->idle = 1;
+        if (why != GO_ON || (why = overdue(p, now)) != GO_ON)
             break;
         if (slice_ns != 0 && now - begun >= slice_ns) {
             why = PP3_PUMP_IDLE;
             break;
         }
-        int spinning = p->moved || now - worked < spin_ns;
+        int spinning = p->moved || now - p->since_ns < p->spin_ns;
         if (spinning && now - looked < PP3_SLICE_NS) {
             if (now - yielded >= YIELD_NS && !p->moved) {
                 PP3_YIELD();
@@ -475,6 +497,8 @@ int pp3_pump(struct pp3_pump *p, int control_fd, uint64_t spin_ns, uint64_t slic
         if ((why = rest(p, control_fd, spinning ? 0 : (int64_t)PP3_SLICE_NS)) != GO_ON)
             break;
     }
+    if (why != PP3_PUMP_IDLE) /* an idle one goes on with its wait */
+        p->waiting = NULL;
     count(p, p->tally.returns);
     return why;
 }

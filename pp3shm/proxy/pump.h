@@ -12,6 +12,7 @@
 #define PP3_PUMP_H
 
 #include "proxy/hand.h"
+#include "ring/waiter.h"
 
 /* Why pp3_pump came back. */
 enum pp3_pump_why {
@@ -74,6 +75,11 @@ struct pp3_pump {
     struct pp3_taken *subject;
     int32_t error;
 
+    struct pp3_waiter waiter[2]; /* for the next round; for a reply to one in hand */
+    struct pp3_waiter *waiting;  /* the one that waits now; NULL: a wait is to begin */
+    uint64_t since_ns, spin_ns;  /* of that wait: when it began, how long it spins */
+    uint32_t idle;     /* a turn of it moved nothing */
+
     uint32_t moved;    /* this turn: a frame went out, or bytes came in */
     uint32_t readable; /* the link was polled so */
     _Atomic uint32_t stop;
@@ -92,9 +98,11 @@ void pp3_pump_close(struct pp3_pump *p);
 /* Takes, sends, receives, publishes, until something rare happens: enum pp3_pump_why.
  * What the last call came back about is settled by calling again: its frame is consumed,
  * and after PP3_PUMP_RESET the round is sent.
- * control_fd: -1: none. spin_ns: how long to look for work after the last of it before
- * sleeping. slice_ns: how long the call may take at most; 0: for ever. */
-int pp3_pump(struct pp3_pump *p, int control_fd, uint64_t spin_ns, uint64_t slice_ns);
+ * control_fd: -1: none. slice_ns: how long the call may take at most; 0: for ever. */
+int pp3_pump(struct pp3_pump *p, int control_fd, uint64_t slice_ns);
+
+/* How it waits; at once asleep until this is called. */
+void pp3_pump_waits(struct pp3_pump *p, uint32_t policy, uint64_t most_ns);
 
 /* Whether the worker could not append the tokens of a row of a STEP: of a generation it
  * was not told of, or with tokens missing before them, for a round that failed before it

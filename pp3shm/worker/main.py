@@ -67,6 +67,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "then close it",
     )
     add(
+        "--wait",
+        choices=("spin", "hybrid", "futex"),
+        default="hybrid",
+        help="with --region: how to wait for rounds (default: %(default)s)",
+    )
+    add(
         "--attach-timeout",
         type=float,
         default=10.0,
@@ -105,6 +111,7 @@ def run(
                 profile,
                 args.region,
                 key,
+                wait=args.wait,
                 attach_timeout_s=args.attach_timeout,
             )
         else:

@@ -24,6 +24,7 @@ from pp3shm.link.base import Buffer
 from pp3shm.proxy.greet import Greeting
 from pp3shm.proxy.hands import Hands
 from pp3shm.proxy.pump import Pump
+from pp3shm.ring.waiting import Waiting
 from pp3shm.worker.counts import Counts
 from pp3shm.worker.drafter import DrafterFault, DrafterSource
 from pp3shm.worker.session import Refusal, Session
@@ -93,12 +94,12 @@ class NearPump(Pump):
     Args:
         hands: the rounds it takes and resolves.
         control_fd: readable when the engine is gone or an end is asked for.
-        spin_ns: how long to look for work before sleeping.
+        waiting: how it waits for rounds.
     """
 
-    def __init__(self, hands: Hands, control_fd: int, spin_ns: int) -> None:
+    def __init__(self, hands: Hands, control_fd: int, waiting: Waiting) -> None:
         # It runs in a thread that takes part in nobody's signals: no slices.
-        super().__init__(hands, control_fd, spin_ns, 0)
+        super().__init__(hands, control_fd, waiting, 0)
         size = ffi.new("uint32_t *")
         room = lib.pp3_near_room(self.c, size)
         self._room = memoryview(ffi.buffer(room, size[0]))
@@ -118,10 +119,10 @@ class NearPump(Pump):
         if link is None:  # not opened: as a link that was lost
             return int(lib.PP3_PUMP_LOST)
         step, near, room = link.session.step, lib.pp3_near, self._room
-        control_fd, spin_ns = self._control_fd, self._spin_ns
+        control_fd = self._control_fd
         drafted = 0
         while link.refusal is None:
-            why: int = near(c, drafted, control_fd, spin_ns, 0)
+            why: int = near(c, drafted, control_fd, 0)
             if why != _STEP:
                 return why
             taken = c.subject
@@ -153,7 +154,8 @@ class NearDrafter:
         source: where each session's drafter comes from.
         profile: what was agreed with the engine.
         counts: of the worker.
-        spin_ns: how long to look for work before sleeping.
+        waiting: how it waits for rounds.
+        session: what answers.
     """
 
     def __init__(
@@ -161,16 +163,18 @@ class NearDrafter:
         source: DrafterSource,
         profile: Profile,
         counts: Counts,
-        spin_ns: int,
+        waiting: Waiting,
+        session: type[Session] = Session,
     ) -> None:
+        self._session = session
         self._source = source
         self._profile = profile
         self._counts = counts
-        self._spin_ns = spin_ns
+        self._waiting = waiting
 
     def pump(self, hands: Hands, control_fd: int) -> Pump:
         """See ``FarEnd``."""
-        return NearPump(hands, control_fd, self._spin_ns)
+        return NearPump(hands, control_fd, self._waiting)
 
     def dial(self) -> Greeting:
         """A new session, with a drafter of its own if they are made by a factory.
@@ -180,7 +184,7 @@ class NearDrafter:
         """
         name = secrets.token_bytes(16)
         try:
-            session = Session(self._profile, name, self._source, self._counts)
+            session = self._session(self._profile, name, self._source, self._counts)
         except DrafterFault as fault:
             raise LinkError("drafter: expected one, found that it failed") from fault
         self._counts.add("sessions")

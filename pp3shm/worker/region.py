@@ -23,9 +23,11 @@ from pp3shm.proxy.loop import ProxyLoop
 from pp3shm.proxy.plan import ProxyPlan
 from pp3shm.ring.handover import attach_proxy, peer_of, pidfd_of
 from pp3shm.ring.ring import ProxyEnd
+from pp3shm.ring.waiting import SPIN_NS, Wait, Waiting
 from pp3shm.worker.counts import Counts
 from pp3shm.worker.drafter import Drafter, DrafterSource, Factory
 from pp3shm.worker.near import NearDrafter
+from pp3shm.worker.session import Session
 
 logger = logging.getLogger("pp3shm.worker")
 
@@ -46,8 +48,10 @@ class RegionWorker:
         profile: the worker's own; an engine of another one refuses it, by field.
         door: ``Engine.door``, ``region://@name`` or ``region:///path``.
         psk: the engine's pre-shared key, if it has one.
-        spin_ns: how long to look for a round before sleeping.
+        wait: how it waits for rounds; see ``Engine.create``.
+        spin_ns: the longest spin of a hybrid.
         attach_timeout_s: how long to wait for an engine to open its door, seconds.
+        session: what answers its STEPs; another one is for benchmarks.
 
     Raises:
         ConfigError: an argument cannot be used.
@@ -60,8 +64,10 @@ class RegionWorker:
         door: str,
         psk: bytes | None = None,
         *,
-        spin_ns: int = 50_000,
+        wait: Wait = "hybrid",
+        spin_ns: int = SPIN_NS,
         attach_timeout_s: float = 10.0,
+        session: type[Session] = Session,
     ) -> None:
         where = parse_door(door, "door")
         if where is None or door == REGION:
@@ -73,10 +79,11 @@ class RegionWorker:
             raise ConfigError("attach_timeout_s", "seconds, 0 or more", found)
         self._where = where
         self._attach_s = attach_timeout_s
-        self._plan = ProxyPlan(profile, door, psk, spin_ns)
+        waiting = Waiting(wait, spin_ns)
+        self._plan = ProxyPlan(profile, door, psk, waiting)
         self._counts = Counts()
         source = DrafterSource(drafter, profile, self._counts)
-        self._far = NearDrafter(source, profile, self._counts, spin_ns)
+        self._far = NearDrafter(source, profile, self._counts, waiting, session)
         self._thread: threading.Thread | None = None
         self._loop: ProxyLoop | None = None
         self._failure: BaseException | None = None

@@ -3,6 +3,7 @@
 Sections 4 and 5 of the wire page stand here; the connection keeps sequences.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -179,9 +180,12 @@ class Session:
         ]
         if tasks:
             with self._lock:
-                draft(self.profile, self._guard, tasks, reply)
+                self._draft(tasks, reply)
         self._count(reply)
         return reply
+
+    def _draft(self, tasks: Sequence[Task], reply: Reply) -> None:
+        draft(self.profile, self._guard, tasks, reply)
 
     def _take(self, row: StepRow) -> Status:
         slot = self._slots[row.slot]
