@@ -408,7 +408,7 @@ class Door:
         if not self._closing:
             self._ring.owner_dead(holder.owner)  # before another gets the region
             if left:
-                self._watchdog.forget()
+                self._watchdog.forget(holder.owner)
         with self._lock:
             self._holder = None
         os.close(holder.pidfd)

@@ -25,7 +25,7 @@
 #define BACKOFF_MOST_NS (1000 * MS)
 #define CHILD_FD 3
 
-enum command { STOP = 1, REPLACE = 2, FORGET = 4 };
+enum command { STOP = 1, REPLACE = 2 };
 
 struct pp3_watchdog {
     struct pp3_ring *ring;
@@ -37,7 +37,8 @@ struct pp3_watchdog {
     PP3_A32 command;
     pthread_mutex_t lock; /* of `shown`, which any thread reads, and the offer */
     struct pp3_watch shown;
-    int offered; /* a pidfd to be watched from the next turn on, or -1 */
+    int offered;      /* a pidfd to be watched from the next turn on, or -1 */
+    uint32_t leaving; /* the owner that is not to be watched any more, or 0 */
     /* the thread's own */
     int pidfd, socket; /* -1: no proxy runs. The child sees the socket close with us */
     pid_t pid;
@@ -254,9 +255,19 @@ static void bury(struct pp3_watchdog *w)
 
 /* ---- one that others started ------------------------------------------------------ */
 
-/* pid and owner stand in `shown` since it was offered. */
-static void take_offer(struct pp3_watchdog *w)
+static void forget(struct pp3_watchdog *w)
 {
+    (void)close(w->pidfd);
+    w->pidfd = -1;
+    w->adopted = 0;
+    show(w, PP3_WATCH_IDLE);
+}
+
+/* pid and owner of an offer stand in `shown` since it was made. */
+static void heed_offers(struct pp3_watchdog *w)
+{
+    uint32_t leaving;
+
     (void)pthread_mutex_lock(&w->lock);
     if (w->offered >= 0) {
         w->pidfd = w->offered;
@@ -265,21 +276,11 @@ static void take_offer(struct pp3_watchdog *w)
         w->owner = w->shown.owner;
         w->adopted = 1;
     }
+    leaving = w->leaving;
+    w->leaving = 0;
     (void)pthread_mutex_unlock(&w->lock);
-}
-
-static void forget(struct pp3_watchdog *w)
-{
-    uint32_t seen = PP3_LOAD(&w->command, relaxed);
-
-    while (!PP3_CAS(&w->command, &seen, seen & ~(uint32_t)FORGET, acq_rel, relaxed)) {
-    }
-    if (!w->adopted)
-        return; /* it died meanwhile */
-    (void)close(w->pidfd);
-    w->pidfd = -1;
-    w->adopted = 0;
-    show(w, PP3_WATCH_IDLE);
+    if (w->adopted && leaving == w->owner) /* else it died meanwhile */
+        forget(w);
 }
 
 /* ---- the thread ------------------------------------------------------------------- */
@@ -288,8 +289,6 @@ static int obey(struct pp3_watchdog *w, uint64_t now)
 {
     uint32_t command = PP3_LOAD(&w->command, acquire);
 
-    if (command & FORGET)
-        forget(w);
     if (command & STOP) {
         if (w->pidfd < 0 || w->adopted) /* who is not our child sees our end by itself */
             return 1;
@@ -358,7 +357,7 @@ static void *watch(void *argument)
     struct pp3_watchdog *w = argument;
 
     for (;;) {
-        take_offer(w);
+        heed_offers(w);
         if (w->pidfd >= 0 && pp3_pidfd_gone(w->pidfd))
             bury(w);
         if (obey(w, pp3_now()))
@@ -498,7 +497,17 @@ int pp3_watchdog_adopt(struct pp3_watchdog *w, int pidfd, int32_t pid, uint32_t 
     return command(w, 0);
 }
 
-int pp3_watchdog_forget(struct pp3_watchdog *w) { return command(w, FORGET); }
+int pp3_watchdog_forget(struct pp3_watchdog *w, uint32_t owner)
+{
+    if (w->forks != pp3_forks)
+        return -EOWNERDEAD;
+    (void)pthread_mutex_lock(&w->lock);
+    if (w->shown.owner == owner)
+        w->leaving = owner;
+    (void)pthread_mutex_unlock(&w->lock);
+    return command(w, 0);
+}
+
 int pp3_watchdog_kick(struct pp3_watchdog *w) { return command(w, 0); }
 int pp3_watchdog_replace(struct pp3_watchdog *w) { return command(w, REPLACE); }
 

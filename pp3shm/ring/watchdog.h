@@ -37,6 +37,6 @@ int pp3_watchdog_replace(struct pp3_watchdog *w);
  * 0; -EBUSY: one is watched, dead or not; -EINVAL: this watchdog starts its own. */
 int pp3_watchdog_adopt(struct pp3_watchdog *w, int pidfd, int32_t pid, uint32_t owner);
 /* It has let go of the region in order, pp3_owner_dead was said of it: watch it no more. */
-int pp3_watchdog_forget(struct pp3_watchdog *w);
+int pp3_watchdog_forget(struct pp3_watchdog *w, uint32_t owner);
 uint64_t pp3_watchdog_tick(struct pp3_ring *r, uint64_t now_ns);
 #endif

@@ -167,13 +167,16 @@ class Watchdog:
             raise RingError("proxy", "a process to watch", os.strerror(-code))
         return True
 
-    def forget(self) -> None:
-        """Watches the adopted one no more: it has let go of the region in order.
+    def forget(self, owner: int) -> None:
+        """Watches an adopted one no more: it has let go of the region in order.
+
+        Args:
+            owner: its owner id.
 
         Raises:
             RingError: it is stopped, or this is a forked child.
         """
-        self._command(lib.pp3_watchdog_forget)
+        self._command(lib.pp3_watchdog_forget, owner)
 
     def kick(self) -> None:
         """Makes it look at everything now.
@@ -198,11 +201,11 @@ class Watchdog:
             _close(self._fds)
             self._fds.clear()
 
-    def _command(self, call: Any) -> None:
+    def _command(self, call: Any, *arguments: int) -> None:
         with self._lock:
             if not self._finalizer.alive:
                 raise RingError("watchdog", "a running one", "a stopped one")
-            if call(self._watchdog) < 0:
+            if call(self._watchdog, *arguments) < 0:
                 raise RingError("process", "the one that started it", "a forked child")
 
     def stop(self) -> None:
