@@ -127,7 +127,16 @@ def _add_demo(commands: Commands) -> None:
     parser.add_argument("--seed", type=int, default=0, help="of every draw")
     parser.add_argument("--proxy", choices=("process", "thread"), default="process")
     parser.add_argument(
-        "--wait", choices=("spin", "hybrid", "futex"), default="hybrid", help="how"
+        "--link",
+        choices=("socket", "region"),
+        default="socket",
+        help="a worker behind a proxy, or one that is its own (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--wait",
+        choices=("spin", "hybrid", "futex"),
+        default="hybrid",
+        help="how engine and proxy wait (default: %(default)s)",
     )
     parser.add_argument("--kill-worker", action="store_true", help="mid-way")
     parser.add_argument("--kill-proxy", action="store_true", help="mid-way")
