@@ -16,7 +16,7 @@ from pp3shm.proxy.board import Board
 from pp3shm.proxy.door import Door
 from pp3shm.proxy.plan import ProxyPlan
 from pp3shm.proxy.state import SessionState
-from pp3shm.reply import Reply
+from pp3shm.reply import Reply, after
 from pp3shm.ring.ring import Behind
 from pp3shm.ring.waiting import SPIN_NS, Wait, Waiting
 from pp3shm.slots import Row, SlotTable
@@ -50,6 +50,7 @@ class Engine:
         self._board = Board(parts.ring)
         self._slots = SlotTable(profile, parts.ring, self.layout)
         self._reader.knows(self._slots.c)
+        self._read = self._reader.read  # bound once
         # An engine that is dropped, or still open when the interpreter ends, is closed.
         self._finalizer = weakref.finalize(self, parts.close)
 
@@ -273,7 +274,9 @@ class Engine:
             Stale: the ticket was released or never given.
             RegionError: somebody spoiled the page: it is of another round.
         """
-        return self._reader.read(ticket, timeout_s, 0, self.release)
+        if timeout_s is None:
+            return self._read(ticket)
+        return self._read(ticket, after(timeout_s))
 
     def stale(self, ticket: int) -> list[int]:
         """Slots of a round that were closed or opened anew since it was asked.

@@ -7,7 +7,7 @@ from typing import Self
 from pp3shm.attach import expect_layout
 from pp3shm.errors import ConfigError
 from pp3shm.layout.profile import Profile
-from pp3shm.reply import Reply, ReplyReader
+from pp3shm.reply import NEVER_NS, Reply, ReplyReader, after
 from pp3shm.ring.handover import attach_rank
 from pp3shm.ring.ring import RankEnd
 from pp3shm.ring.waiting import SPIN_NS, Wait, Waiting
@@ -95,7 +95,8 @@ class Rank:
                 most = self.profile.max_slots - 1
                 raise ConfigError("stale", f"slots of 0..{most}", slot)
             mask |= 1 << slot
-        return self._reader.read(ticket, timeout_s, mask, self.release)
+        limit = NEVER_NS if timeout_s is None else after(timeout_s)
+        return self._reader.read(ticket, limit, mask)
 
     def release(self, ticket: int) -> None:
         """This rank has read the round."""
