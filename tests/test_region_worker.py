@@ -35,7 +35,8 @@ from pp3shm.proxy import door as door_module
 from pp3shm.proxy.state import SessionState
 from pp3shm.ring.end import RING_COUNTERS
 from pp3shm.worker import RegionWorker
-from pp3shm.worker.session import Refusal, Session
+from pp3shm.worker.near_session import NearSession
+from pp3shm.worker.session import Refusal
 
 SEED = 20261130
 KEY = b"0123456789abcdef"
@@ -353,17 +354,26 @@ SPOILS = {
 }
 
 
+def spoiling(spoils, real=NearSession.answer):
+    """A session that spoils what it has written, or not, one after the other."""
+
+    def answer(self, body, n):
+        spoil, size = next(spoils), real(self, body, n)
+        if spoil is None:
+            return size
+        room = self._forms[n]._room
+        spoiled = spoil(self.profile, bytes(room[:size]))
+        room[: len(spoiled)] = spoiled
+        return len(spoiled)
+
+    return answer
+
+
 @pytest.mark.parametrize("reason", SPOILS)
 def test_a_reply_that_fails_a_check_is_never_published(reason, monkeypatch, eventually):
     """The worker's own faults meet the same ten checks, counters and incidents."""
-    real = Session.step
     spoils = itertools.chain([SPOILS[reason]], itertools.repeat(None))
-
-    def step(self, body):
-        spoil, reply = next(spoils), real(self, body)
-        return reply if spoil is None else spoil(self.profile, reply)
-
-    monkeypatch.setattr(Session, "step", step)
+    monkeypatch.setattr(NearSession, "answer", spoiling(spoils))
     with connected("region", profile_of()) as engine:
         for slot in (0, 1):
             engine.reset(slot, [5, 6, 7])
@@ -386,12 +396,10 @@ def test_a_reply_that_fails_a_check_is_never_published(reason, monkeypatch, even
 
 
 def test_an_incident_outlasts_the_worker_that_met_it(monkeypatch, eventually):
-    real = Session.step
+    spoils = itertools.repeat(SPOILS["mass"])
     with waiting() as engine:
         with monkeypatch.context() as patch:
-            patch.setattr(
-                Session, "step", lambda s, b: SPOILS["mass"](s.profile, real(s, b))
-            )
+            patch.setattr(NearSession, "answer", spoiling(spoils))
             with RegionWorker(table(), profile_of(), engine.door):
                 engine.wait_connected(30)
                 one_round(engine)
@@ -407,15 +415,15 @@ def test_an_incident_outlasts_the_worker_that_met_it(monkeypatch, eventually):
 def test_what_a_session_refuses_ends_it_and_the_next_one_goes_on(
     monkeypatch, eventually
 ):
-    real = Session.step
+    real = NearSession.answer
     refusals = itertools.chain([True], itertools.repeat(False))
 
-    def step(self, body):
+    def answer(self, body, n):
         if next(refusals):
             raise Refusal(Status.INVALID, "step.depth: expected 4")
-        return real(self, body)
+        return real(self, body, n)
 
-    monkeypatch.setattr(Session, "step", step)
+    monkeypatch.setattr(NearSession, "answer", answer)
     with connected("region", profile_of()) as engine:
         for slot in (0, 1):
             engine.reset(slot, [5])

@@ -20,6 +20,7 @@ from pp3shm.layout.frames import (
     open_body,
 )
 from pp3shm.layout.profile import Profile
+from pp3shm.layout.tables import STEP_HEADER
 from pp3shm.link.base import Buffer
 from pp3shm.proxy.greet import Greeting
 from pp3shm.proxy.hands import Hands
@@ -27,12 +28,14 @@ from pp3shm.proxy.pump import Pump
 from pp3shm.ring.waiting import Waiting
 from pp3shm.worker.counts import Counts
 from pp3shm.worker.drafter import DrafterFault, DrafterSource
-from pp3shm.worker.session import Refusal, Session
+from pp3shm.worker.near_session import NearSession
+from pp3shm.worker.session import Refusal
 
 logger = logging.getLogger("pp3shm.worker")
 
 _STEP: int = lib.PP3_PUMP_STEP
 _FRAME: int = lib.PP3_PUMP_FRAME
+_N_AT = STEP_HEADER.offset["n"]
 PEER = "the region's engine"
 
 
@@ -50,7 +53,7 @@ class NearLink:
 
     peer = "the drafter of this process"
 
-    def __init__(self, session: Session, counts: Counts) -> None:
+    def __init__(self, session: NearSession, counts: Counts) -> None:
         self.session = session
         self.refusal: Refusal | None = None
         self._counts = counts
@@ -111,6 +114,7 @@ class NearPump(Pump):
         if not isinstance(greeting.link, NearLink):
             raise LinkError(f"session: expected {NearLink.peer}, found another link")
         self._link = greeting.link
+        self._link.session.write_into(self._room)
         lib.pp3_near_open(self.c, greeting.session)
 
     def __call__(self) -> int:
@@ -118,8 +122,7 @@ class NearPump(Pump):
         link, c = self._link, self.c
         if link is None:  # not opened: as a link that was lost
             return int(lib.PP3_PUMP_LOST)
-        step, near, room = link.session.step, lib.pp3_near, self._room
-        control_fd = self._control_fd
+        answer, near, control_fd = link.session.answer, lib.pp3_near, self._control_fd
         drafted = 0
         while link.refusal is None:
             why: int = near(c, drafted, control_fd, 0)
@@ -127,12 +130,10 @@ class NearPump(Pump):
                 return why
             taken = c.subject
             try:
-                body = step(ffi.buffer(taken.frame + HEADER_BYTES, taken.body_bytes)[:])
+                body = ffi.buffer(taken.frame + HEADER_BYTES, taken.body_bytes)[:]
+                drafted = answer(body, body[_N_AT])  # below 256: at most max_slots
             except Refusal as refusal:
                 link.refusal = refusal
-                break
-            drafted = len(body)
-            room[:drafted] = body
         self._say(link.refusal)
         return _FRAME
 
@@ -164,7 +165,7 @@ class NearDrafter:
         profile: Profile,
         counts: Counts,
         waiting: Waiting,
-        session: type[Session] = Session,
+        session: type[NearSession] = NearSession,
     ) -> None:
         self._session = session
         self._source = source

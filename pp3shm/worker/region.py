@@ -27,7 +27,7 @@ from pp3shm.ring.waiting import SPIN_NS, Wait, Waiting
 from pp3shm.worker.counts import Counts
 from pp3shm.worker.drafter import Drafter, DrafterSource, Factory
 from pp3shm.worker.near import NearDrafter
-from pp3shm.worker.session import Session
+from pp3shm.worker.near_session import NearSession
 
 logger = logging.getLogger("pp3shm.worker")
 
@@ -67,7 +67,7 @@ class RegionWorker:
         wait: Wait = "hybrid",
         spin_ns: int = SPIN_NS,
         attach_timeout_s: float = 10.0,
-        session: type[Session] = Session,
+        session: type[NearSession] = NearSession,
     ) -> None:
         where = parse_door(door, "door")
         if where is None or door == REGION:

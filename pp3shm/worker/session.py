@@ -26,7 +26,8 @@ from pp3shm.worker.draft import Task, draft
 from pp3shm.worker.drafter import DrafterSource, DraftRow, Guard
 from pp3shm.worker.slots import Slot
 
-_COUNTED = [f"rows_{status.name.lower()}" for status in Status]
+COUNTED = [f"rows_{status.name.lower()}" for status in Status]
+"""Counters of rows, by their status."""
 
 
 class Refusal(Exception):
@@ -207,7 +208,7 @@ class Session:
     def _count(self, reply: Reply) -> None:
         self._counts.add("steps")
         for status in reply.status.tolist():
-            self._counts.add(_COUNTED[status])
+            self._counts.add(COUNTED[status])
 
 
 def round_of(body: bytes) -> int:
