@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import gc
 import itertools
 import os
 import random
@@ -188,7 +189,7 @@ def test_another_user_is_let_in_at_neither_end(monkeypatch):
         worker = RegionWorker(table(), profile_of(), engine.door)
         with pytest.raises(LinkError, match="of user 12345, found user"):
             worker.start()
-        monkeypatch.setattr("pp3shm.worker.region.peer_of", lambda _: (1, 12345))
+        monkeypatch.setattr("pp3shm.proxy.admission.peer_of", lambda _: (1, 12345))
         worker = RegionWorker(table(), profile_of(), engine.door)
         with pytest.raises(LinkError):
             worker.start()
@@ -754,6 +755,43 @@ def test_a_killed_engine_ends_its_worker_whatever_child_it_forked(kind):
                 os.kill(int(child), signal.SIGKILL)
     if kind == "posix":
         assert [] == list(Path("/dev/shm").glob(f"{prefix.lstrip('/')}*"))
+
+
+def test_a_loop_that_fails_lets_go_and_another_worker_may_come(monkeypatch, eventually):
+    """In the engine's own process nobody's death would tell."""
+    working = NearSession.answer
+    with waiting() as engine:
+        monkeypatch.setattr(NearSession, "answer", lambda *_: 1 // 0)
+        with RegionWorker(table(), profile_of(), engine.door) as worker:
+            engine.wait_connected(30)
+            assert NO_SESSION == one_round(engine)
+            with pytest.raises(LinkError, match="expected to serve"):
+                worker.serve_forever()
+        monkeypatch.setattr(NearSession, "answer", working)
+        eventually(lambda: engine.stats()["proxy_pid"] == 0, "its leave")
+        with RegionWorker(table(), profile_of(), engine.door):
+            engine.wait_connected(30)
+            assert WHOLE == one_round(engine)
+
+
+def test_an_engine_that_is_dropped_shuts_its_door(eventually):
+    def held():
+        gc.collect()
+        return len(list(Path("/proc/self/fd").iterdir())), threading.active_count()
+
+    before = held()
+    for attached in (False, True, True):
+        engine = Engine.create(
+            profile_of(), worker="region://", connect_timeout_s=0, ranks=2
+        )
+        worker = RegionWorker(table(), profile_of(), engine.door)
+        if attached:
+            worker.start()
+            engine.wait_connected(30)
+        del engine
+        worker.close()
+        del worker
+    eventually(lambda: held() <= before, "what was held")
 
 
 def test_many_workers_one_after_the_other_leave_nothing_behind(eventually):

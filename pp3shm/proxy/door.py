@@ -16,44 +16,22 @@ import weakref
 from dataclasses import dataclass
 
 from pp3shm._core import lib
-from pp3shm.errors import (
-    FrameError,
-    LinkError,
-    Pp3Error,
-    ProfileError,
-    RegionError,
-    RingError,
-)
-from pp3shm.layout.frames import (
-    HEADER_BYTES,
-    ErrorBody,
-    FrameHeader,
-    Kind,
-    Status,
-    body_lengths_ok,
-    encode_error,
-    encode_frame,
-    open_body,
-)
-from pp3shm.layout.profile import Profile
-from pp3shm.link import FrameReader, SocketLink, listen
+from pp3shm.errors import LinkError, Pp3Error, ProfileError, RingError
+from pp3shm.layout.tables import Status
+from pp3shm.link import SocketLink, listen
 from pp3shm.link.address import REGION, parse_door
 from pp3shm.link.proof import demand_proof
 from pp3shm.link.reader import read_exactly
+from pp3shm.proxy.admission import LEFT, READY, give, hear, refuse
 from pp3shm.proxy.board import Board
 from pp3shm.proxy.hands import Hands
 from pp3shm.proxy.plan import ProxyPlan
 from pp3shm.ring.handover import is_dead, peer_of, pidfd_of
-from pp3shm.ring.record import PROXY
 from pp3shm.ring.ring import EngineEnd, ProxyEnd
 from pp3shm.ring.watchdog import Watchdog
 
 log = logging.getLogger("pp3shm.proxy")
 
-ASK = b"PP3R"
-"""What a worker says first: it wants the region, and is no proxy that dials."""
-READY = b"have"
-LEFT = b"left"
 PATIENCE_S = 5.0
 """How long a guest may take for the whole handover."""
 MOST_GUESTS = 16
@@ -270,71 +248,44 @@ class Door:
         deadline = time.monotonic() + PATIENCE_S
         with socket.socket(fileno=os.dup(link.fileno())) as plain:
             pid, pidfd = peer_of(plain)[0], pidfd_of(plain)  # of this user, or raises
-            try:
-                if self._plan.psk is not None:
-                    demand_proof(link, self._plan.psk, deadline, self._stop)
-                session = self._hear(link, deadline)
-                if session is None:
-                    return
-                holder = self._take_place(link, session, pid, pidfd, deadline)
-                if holder is None:
-                    return
-                left = True  # until it has been given something to let go of
-                try:
-                    self._give(link, plain, session, holder)
-                    left = False
-                    left = self._until_left(link, holder, deadline)
-                finally:
-                    self._free(holder, left=left)
-            finally:
-                os.close(pidfd)
-
-    def _hear(self, link: SocketLink, deadline: float) -> bytes | None:
-        """The session's name, once the guest wants a region of this profile."""
-
-        def admit(header: FrameHeader) -> None:
-            if header.kind != Kind.HELLO or header.sequence != 0:
-                raise FrameError("frame.kind", "HELLO", Kind(header.kind).name)
-            if not body_lengths_ok(header.kind, header.body_bytes, None):
-                raise FrameError("frame.body_bytes", "a HELLO's", header.body_bytes)
-
-        asked = read_exactly(link, len(ASK), deadline, self._stop)
-        if asked != ASK:
-            raise RegionError("ask", repr(ASK), repr(asked))
-        reader = FrameReader(link, admit)
-        left = max(0.0, deadline - time.monotonic())
-        frame = reader.read(deadline, left, self._stop)
-        if frame is None or reader.header is None:
-            return None  # the door closes
-        session = reader.header.session
         try:
-            theirs = Profile.from_json(open_body(frame[HEADER_BYTES:]))
-            self._plan.profile.expect_same(theirs)
-        except ProfileError as error:
+            if self._plan.psk is not None:
+                demand_proof(link, self._plan.psk, deadline, self._stop)
+            session = hear(link, self._plan.profile, deadline, self._stop)
+            if session is None:
+                return
+            holder = self._take_place(link, session, pid, pidfd, deadline)
+        except ProfileError:
             self._board.count("mismatches")
-            self._refuse(link, session, str(error))
             raise
-        return session
-
-    def _refuse(self, link: SocketLink, session: bytes, text: str) -> None:
-        body = encode_error(ErrorBody(Status.REFUSED, text))
-        link.send(encode_frame(Kind.ERROR, session, 0, body))
-        link.finish()
+        finally:
+            os.close(pidfd)
+        if holder is None:
+            return
+        left = True  # until it has been given something to let go of
+        try:
+            give(link, session, self._plan.profile, self._ring, holder.owner)
+            left = False
+            left = self._until_left(link, holder, deadline)
+        finally:
+            self._free(holder, left=left)
 
     def _take_place(
         self, link: SocketLink, session: bytes, pid: int, pidfd: int, deadline: float
     ) -> Holder | None:
-        """Who holds the region from now on; None: somebody else does, and lives."""
+        """Who holds the region from now on; None: the door closes."""
         while not self._closing:
-            with self._lock:
+            with self._lock:  # nobody is freed meanwhile, whose descriptor is looked at
                 before = self._holder
-                holder = None if before else self._adopt(pid, pidfd)
-            if holder is not None:
-                return holder
-            if before is not None and not is_dead(before.pidfd):
+                if before is None:
+                    holder = self._adopt(pid, pidfd)
+                    if holder is not None:
+                        return holder
+                lives = before is not None and not is_dead(before.pidfd)
+            if before is not None and lives:
                 found = f"that of process {before.pid}"
                 text = f"door: expected no worker at the region, found {found}"
-                self._refuse(link, session, text)
+                refuse(link, session, text)
                 raise LinkError(text)
             if time.monotonic() >= deadline:
                 raise LinkError("door: expected the last worker's end, found it unseen")
@@ -358,22 +309,6 @@ class Door:
         self._holder = Holder(pid, kept, owner)
         os.eventfd_write(self._change, 1)
         return self._holder
-
-    def _give(
-        self, link: SocketLink, plain: socket.socket, session: bytes, holder: Holder
-    ) -> None:
-        """The answer to HELLO, and the region behind it."""
-        ours = self._plan.profile.canonical_json()
-        link.send(encode_frame(Kind.HELLO_ACK, session, 0, ours))
-        region = self._ring.region
-        fds = [*region.share(PROXY).values()]
-        try:
-            fds.append(os.dup(lib.pp3_bell_fd(self._ring.handle)))
-            record = region.record_for(PROXY, owner=holder.owner)
-            socket.send_fds(plain, [record], fds)
-        finally:
-            for fd in fds:
-                os.close(fd)
 
     def _until_left(self, link: SocketLink, holder: Holder, deadline: float) -> bool:
         """Wait until it has let go of the region: True; is dead, or the door closes.
@@ -411,7 +346,7 @@ class Door:
                 self._watchdog.forget(holder.owner)
         with self._lock:
             self._holder = None
-        os.close(holder.pidfd)
+            os.close(holder.pidfd)
         os.eventfd_write(self._change, 1)
 
 

@@ -15,13 +15,11 @@ from pp3shm.layout.keyproof import check_key
 from pp3shm.layout.profile import Profile
 from pp3shm.link import SocketLink
 from pp3shm.link.address import REGION, parse_door
-from pp3shm.link.proof import prove_to_worker
 from pp3shm.link.socket import connect
-from pp3shm.proxy.door import ASK, LEFT, READY
-from pp3shm.proxy.greet import agree
+from pp3shm.proxy.admission import LEFT, READY, ask
 from pp3shm.proxy.loop import ProxyLoop
 from pp3shm.proxy.plan import ProxyPlan
-from pp3shm.ring.handover import attach_proxy, peer_of, pidfd_of
+from pp3shm.ring.handover import attach_proxy, pidfd_of
 from pp3shm.ring.ring import ProxyEnd
 from pp3shm.ring.waiting import SPIN_NS, Wait, Waiting
 from pp3shm.worker.counts import Counts
@@ -157,24 +155,11 @@ class RegionWorker:
                     ) from None
             time.sleep(_PAUSE_S)
         try:
-            self._agree(link)
+            ask(link, self._plan, time.monotonic() + _HANDOVER_S)
         except BaseException:
             link.close()
             raise
         return link
-
-    def _agree(self, link: SocketLink) -> None:
-        deadline = time.monotonic() + _HANDOVER_S
-        with socket.socket(fileno=os.dup(link.fileno())) as plain:
-            uid = peer_of(plain)[1]
-        if uid != os.geteuid():  # of whoever listens there
-            user = f"an engine of user {os.geteuid()}"
-            raise LinkError(f"{self._plan.worker}: expected {user}, found user {uid}")
-        psk = self._plan.psk
-        if psk is not None:
-            prove_to_worker(link, psk, deadline)
-        link.send(ASK)
-        agree(link, self._plan.profile, deadline)
 
     def _serve(
         self,
@@ -185,10 +170,12 @@ class RegionWorker:
     ) -> None:
         try:
             with undo:
-                loop.run()
-                end.close()
-                with contextlib.suppress(Pp3Error):  # nobody there: it is gone
-                    link.send(LEFT)
+                try:
+                    loop.run()
+                finally:  # also a fault of ours leaves nothing in hand
+                    end.close()
+                    with contextlib.suppress(Pp3Error):  # nobody there: it is gone
+                        link.send(LEFT)
         except BaseException as error:
             self._failure = error
             logger.exception("the worker's loop failed")
