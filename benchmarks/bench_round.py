@@ -48,6 +48,7 @@ from pp3shm.reply import ReplyReader
 from pp3shm.ring.record import Shape
 from pp3shm.ring.region import Region
 from pp3shm.ring.ring import CAUSES, EngineEnd
+from pp3shm.ring.waiting import Waiting
 from pp3shm.ring.watchdog import Watchdog
 from pp3shm.worker.drafters import ChainDrafter, TableDrafter
 
@@ -311,6 +312,7 @@ def subjects(
             worker=addresses[slots, drafter],
             proxy="thread" if name == "thread" else "process",
             rounds=ROUNDS_IN_RING,
+            wait="hybrid",
             spin_ns=spin_ns,
         )
         stack.enter_context(engine)
@@ -318,7 +320,9 @@ def subjects(
     page = canned_page(slots)
     ring = ring_of(profile)
     proxy: Any = Answering(ring, page)
-    parts = Parts(ring, None, proxy, ReplyReader(profile, ring, spin_ns))
+    parts = Parts(
+        ring, None, proxy, ReplyReader(profile, ring, Waiting("hybrid", spin_ns))
+    )
     answered = Engine(profile, parts)
     stack.enter_context(answered)
     found.append(Rounds("ring, engine", "pipe", answered))

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pp3shm.rank import Rank
     from pp3shm.reply import Reply
     from pp3shm.slots import Row
-    from pp3shm.worker import Drafter, DraftRow, Worker
+    from pp3shm.worker import Drafter, DraftRow, RegionWorker, Worker
 
 __all__ = [
     "DraftRow",
@@ -25,6 +25,7 @@ __all__ = [
     "Pp3Error",
     "Profile",
     "Rank",
+    "RegionWorker",
     "Reply",
     "Row",
     "Status",
@@ -39,6 +40,7 @@ _HOMES = {
     "Pp3Error": "pp3shm.errors",
     "Profile": "pp3shm.layout.profile",
     "Rank": "pp3shm.rank",
+    "RegionWorker": "pp3shm.worker",
     "Reply": "pp3shm.reply",
     "Row": "pp3shm.slots",
     "Status": "pp3shm.layout.tables",

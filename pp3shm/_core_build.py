@@ -14,6 +14,7 @@ ROOT = Path(__file__).resolve().parent
 PARTS = (
     "ring/atomics",
     "ring/ring",
+    "ring/waiter",
     "ring/slots",
     "ring/note",
     "ring/watchdog",
@@ -31,6 +32,7 @@ PARTS = (
     "proxy/exchange",
     "proxy/hand",
     "proxy/pump",
+    "proxy/near",
     "rounds/ask",
     "rounds/hear",
     "bench/party",

@@ -126,6 +126,18 @@ def _add_demo(commands: Commands) -> None:
     parser.add_argument("--check-rounds", type=int, help="rounds of the check")
     parser.add_argument("--seed", type=int, default=0, help="of every draw")
     parser.add_argument("--proxy", choices=("process", "thread"), default="process")
+    parser.add_argument(
+        "--link",
+        choices=("socket", "region"),
+        default="socket",
+        help="a worker behind a proxy, or one that is its own (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--wait",
+        choices=("spin", "hybrid", "futex"),
+        default="hybrid",
+        help="how engine and proxy wait (default: %(default)s)",
+    )
     parser.add_argument("--kill-worker", action="store_true", help="mid-way")
     parser.add_argument("--kill-proxy", action="store_true", help="mid-way")
     parser.set_defaults(run=_demo, error=parser.error)

@@ -13,10 +13,12 @@ from pp3shm.layout.profile import Profile
 from pp3shm.layout.tables import Status
 from pp3shm.parts import Choices, Parts
 from pp3shm.proxy.board import Board
+from pp3shm.proxy.door import Door
 from pp3shm.proxy.plan import ProxyPlan
 from pp3shm.proxy.state import SessionState
-from pp3shm.reply import Adopted, Reply
+from pp3shm.reply import Adopted, Reply, after
 from pp3shm.ring.ring import Behind
+from pp3shm.ring.waiting import SPIN_NS, Wait, Waiting
 from pp3shm.slots import Row, SlotTable
 
 _ask_step = lib.pp3_ask_step  # looked up once: it is called each step
@@ -48,6 +50,7 @@ class Engine:
         self._board = Board(parts.ring)
         self._slots = SlotTable(profile, parts.ring, self.layout)
         self._reader.knows(self._slots.c)
+        self._read = self._reader.read  # bound once
         # An engine that is dropped, or still open when the interpreter ends, is closed.
         self._finalizer = weakref.finalize(self, parts.close)
 
@@ -64,7 +67,8 @@ class Engine:
         ranks: int = 1,
         kind: Literal["memfd", "posix"] = "memfd",
         psk: bytes | None = None,
-        spin_ns: int = 50_000,
+        wait: Wait = "hybrid",
+        spin_ns: int = SPIN_NS,
         connect_timeout_s: float = 10.0,
     ) -> Self:
         """Make the region, start proxy and watchdog, and greet the worker.
@@ -72,13 +76,19 @@ class Engine:
         Args:
             profile: what the worker must agree to, field by field.
             worker: its address: ``tcp://host:port``, ``unix:///path``, ``unix://@name``.
-            proxy: a process of its own, or a thread of this one.
+                Or the engine's own door, ``region://@name``, ``region:///path`` or
+                ``region://`` for a random name (``door``): a worker of this host comes
+                there for the region and is its own proxy.
+            proxy: a process of its own, or a thread of this one; not of a door.
             rounds: entries of the ring, so rounds in flight, 1 to 1024.
             ranks: readers of every reply, 1 to 16; this process is rank 0.
             kind: ``memfd`` (no names at all) or ``posix`` (names under /dev/shm, gone
                 as soon as all have attached).
             psk: pre-shared key of 16 to 64 bytes; needed beyond loopback.
-            spin_ns: how long a wait spins before it sleeps.
+            wait: how engine and proxy wait: ``futex`` sleeps at once, ``spin`` never
+                sleeps and burns a core, ``hybrid`` spins as long as its last waits say
+                that it pays.
+            spin_ns: the longest spin of a hybrid.
             connect_timeout_s: how long to wait for the first session; 0: do not wait.
 
         Raises:
@@ -88,7 +98,7 @@ class Engine:
             RegionError: the region cannot be made.
         """
         choices = Choices(rounds, ranks, kind, proxy)
-        plan = ProxyPlan(profile, worker, psk, spin_ns)
+        plan = ProxyPlan(profile, worker, psk, Waiting(wait, spin_ns))
         try:
             engine = cls(profile, Parts.make(profile, plan, choices))
         except OSError as error:  # of descriptors or memory, wherever it was found out
@@ -122,6 +132,8 @@ class Engine:
                 expected = (
                     f"worker: expected a session within {timeout_s} s, found none"
                 )
+                if isinstance(why, ProfileError):
+                    raise why
                 raise LinkError(expected if why is None else str(why))
             time.sleep(0.001)
 
@@ -270,7 +282,9 @@ class Engine:
             Stale: the ticket was released or never given.
             RegionError: somebody spoiled the page: it is of another round.
         """
-        return self._reader.read(ticket, timeout_s, 0, self.release)
+        if timeout_s is None:
+            return self._read(ticket)
+        return self._read(ticket, after(timeout_s))
 
     def stale(self, ticket: int) -> list[int]:
         """Slots of a round that were closed or opened anew since it was asked.
@@ -310,6 +324,17 @@ class Engine:
         if self._doorman is None:
             raise ConfigError("ranks", "more than one", 1)
         return self._doorman.address
+
+    @property
+    def door(self) -> str:
+        """What ``pp3shm worker --region`` and ``RegionWorker`` want.
+
+        Raises:
+            ConfigError: the worker's address is no ``region://``.
+        """
+        if not isinstance(self._proxy, Door):
+            raise ConfigError("worker", "region://...", "an address of another kind")
+        return self._proxy.address
 
     def wait_ranks(self, timeout_s: float = 30.0) -> None:
         """Wait until all ranks have attached.

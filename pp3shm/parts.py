@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pp3shm.errors import ConfigError
 from pp3shm.layout.profile import Profile
 from pp3shm.layout.reply import ReplyLayout
+from pp3shm.link.address import REGION
+from pp3shm.proxy.door import Door
 from pp3shm.proxy.plan import ProxyPlan
 from pp3shm.proxy.proxy import ProcessProxy, ThreadProxy
 from pp3shm.reply import ReplyReader
@@ -53,13 +55,13 @@ class Parts:
     Attributes:
         ring: its end of the ring, which owns the region.
         doorman: lets further ranks in; None where there are none.
-        proxy: runs from the start, beside its watchdog.
+        proxy: runs from the start, beside its watchdog; or lets a worker in.
         reader: rank 0's views.
     """
 
     ring: EngineEnd
     doorman: Doorman | None
-    proxy: ProcessProxy | ThreadProxy
+    proxy: ProcessProxy | ThreadProxy | Door
     reader: ReplyReader
 
     @classmethod
@@ -77,10 +79,9 @@ class Parts:
                 doorman = undo.enter_context(Doorman(ring))
             else:
                 ring.region.unlink()  # nobody else attaches by name
-            starter = ProcessProxy if choices.proxy == "process" else ThreadProxy
-            proxy = starter(ring, plan)
+            proxy = _start_proxy(ring, plan, choices)
             undo.callback(proxy.close)
-            parts = cls(ring, doorman, proxy, ReplyReader(profile, ring, plan.spin_ns))
+            parts = cls(ring, doorman, proxy, ReplyReader(profile, ring, plan.waiting))
             undo.pop_all()
         return parts
 
@@ -92,6 +93,14 @@ class Parts:
             if self.doorman is not None:
                 last_to_first.callback(self.doorman.close)
             last_to_first.callback(self.proxy.close)
+
+
+def _start_proxy(
+    ring: EngineEnd, plan: ProxyPlan, choices: Choices
+) -> ProcessProxy | ThreadProxy | Door:
+    if plan.worker.startswith(REGION):
+        return Door(ring, plan)  # the worker is its own proxy
+    return (ProcessProxy if choices.proxy == "process" else ThreadProxy)(ring, plan)
 
 
 def _make_ring(profile: Profile, choices: Choices) -> EngineEnd:

@@ -7,9 +7,10 @@ from typing import Self
 from pp3shm.attach import expect_layout
 from pp3shm.errors import ConfigError
 from pp3shm.layout.profile import Profile
-from pp3shm.reply import Adopted, Reply, ReplyReader
+from pp3shm.reply import NEVER_NS, Adopted, Reply, ReplyReader, after
 from pp3shm.ring.handover import attach_rank
 from pp3shm.ring.ring import RankEnd
+from pp3shm.ring.waiting import SPIN_NS, Wait, Waiting
 
 
 class Rank:
@@ -24,13 +25,13 @@ class Rank:
         epoch: 16 bytes, the region's; the same on all ranks.
     """
 
-    def __init__(self, profile: Profile, end: RankEnd, spin_ns: int) -> None:
+    def __init__(self, profile: Profile, end: RankEnd, waiting: Waiting) -> None:
         expect_layout(end.region.layout_id, profile)
         self.profile = profile
         self.rank = end.rank
         self.epoch: bytes = end.region.epoch
         self._end = end
-        self._reader = ReplyReader(profile, end, spin_ns)
+        self._reader = ReplyReader(profile, end, waiting)
 
     @property
     def buffers(self) -> list[memoryview]:
@@ -52,7 +53,8 @@ class Rank:
         profile: Profile,
         *,
         rank: int | None = None,
-        spin_ns: int = 50_000,
+        wait: Wait = "hybrid",
+        spin_ns: int = SPIN_NS,
         timeout_s: float = 10.0,
     ) -> Self:
         """Take the region that an engine hands over.
@@ -61,16 +63,19 @@ class Rank:
             invitation: ``Engine.invitation``.
             profile: the engine's profile.
             rank: the number wanted, None: the next free one.
-            spin_ns: how long a wait spins before it sleeps.
+            wait: how it waits; see ``Engine.create``.
+            spin_ns: the longest spin of a hybrid.
             timeout_s: for the whole handover.
 
         Raises:
+            ConfigError: no such way to wait.
             RegionError: no engine there, no rank free, or a region of another version
                 or layout; the error names what differs.
         """
+        waiting = Waiting(wait, spin_ns)
         end = attach_rank(invitation, rank, timeout_s, layout_id=profile.layout_id)
         try:
-            return cls(profile, end, spin_ns)
+            return cls(profile, end, waiting)
         except BaseException:
             end.close()
             raise
@@ -98,7 +103,8 @@ class Rank:
                 most = self.profile.max_slots - 1
                 raise ConfigError("stale", f"slots of 0..{most}", slot)
             mask |= 1 << slot
-        return self._reader.read(ticket, timeout_s, mask, self.release)
+        limit = NEVER_NS if timeout_s is None else after(timeout_s)
+        return self._reader.read(ticket, limit, mask)
 
     def release(self, ticket: int) -> None:
         """This rank has read the round."""

@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import sys
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, NamedTuple, NoReturn, Protocol, Self
@@ -16,14 +17,30 @@ from pp3shm.layout.reply import ReplyLayout, ReplyViews
 from pp3shm.layout.tables import Status
 from pp3shm.ring.end import expect_ticket
 from pp3shm.ring.ring import Reader
+from pp3shm.ring.waiting import Waiting
 from pp3shm.slots import slots_of
 
 NEVER_NS = 2**64 - 1
 _STATUS_AT: int = ffi.offsetof("struct pp3_heard", "status")
 _HEARD = ffi.typeof("struct pp3_heard *")
 _AGAIN = -errno.EAGAIN
-# Looked up once: both are called each step.
+# Looked up once: they are called each step.
 _new, _hear, _let_go = ffi.new, lib.pp3_hear, lib.pp3_let_go
+_blank: Callable[[type["Reply"]], "Reply"] = object.__new__
+_references = sys.getrefcount
+
+
+def _unshared() -> int:
+    """References to a struct that a list and a local name refer to, and nobody else.
+
+    Counted as ``ReplyReader.read`` counts: interpreters differ in what a call adds.
+    """
+    held = [object()]
+    one = held[0]
+    return _references(one)
+
+
+_UNSHARED = _unshared()
 
 
 class Trace(NamedTuple):
@@ -58,20 +75,15 @@ class Reply:
         place: index of its buffer among ``Engine.buffers`` or ``Rank.buffers``.
     """
 
-    __slots__ = ("_heard", "_release", "_status", "_views")
+    __slots__ = ("_heard", "_release", "_status", "_views", "round")
 
-    def __init__(
-        self, heard: Any, views: ReplyViews, release: Callable[[int], None]
-    ) -> None:
-        self._heard = heard
-        self._views = views
-        self._release = release
-        self._status: NDArray[np.int32] | None = None
-
-    @property
-    def round(self) -> int:
-        """The round; the same number as its ticket."""
-        return int(self._heard.round)
+    # Set by ``ReplyReader.read``, without an __init__: a call of one takes as long as
+    # all the rest of it.
+    _heard: Any
+    _views: ReplyViews
+    _release: Callable[[int], None]
+    _status: NDArray[np.int32] | None
+    round: int
 
     @property
     def status(self) -> NDArray[np.int32]:
@@ -142,7 +154,7 @@ class Reply:
         trace: TracebackType | None,
     ) -> None:
         """Release the page."""
-        self._release(self._heard.round)
+        self._release(self.round)
 
 
 class Adopted(Protocol):
@@ -161,7 +173,7 @@ class ReplyReader:
     Args:
         profile: gives the layout.
         end: the reader's end of the ring.
-        spin_ns: how long a wait spins before it sleeps.
+        waiting: how it waits.
 
     Attributes:
         layout: of every buffer.
@@ -169,7 +181,7 @@ class ReplyReader:
         adopted: what lives on the buffers and is closed before them.
     """
 
-    def __init__(self, profile: Profile, end: Reader, spin_ns: int) -> None:
+    def __init__(self, profile: Profile, end: Reader, waiting: Waiting) -> None:
         self.layout = ReplyLayout(profile.max_slots, profile.depth, profile.is_sampled)
         self.buffers = [*end.pages, *end.failed]
         self.adopted: list[Adopted] = []
@@ -180,12 +192,14 @@ class ReplyReader:
             "struct pp3_hear *",
             {
                 "released": end.released,
-                "spin_ns": min(spin_ns, MOST_SPIN_NS),
                 "rank": end.rank,
                 "slots": profile.max_slots,
                 "status_at": self.layout.offset["status"],
             },
         )
+        waiting.tell(ffi.addressof(self._c, "waiter"))
+        self._release = self.release  # bound once
+        self._heard = [_new(_HEARD) for _ in range(8)]
 
     def knows(self, asking: Any) -> None:
         """The engine's own rank can tell by itself what is stale.
@@ -196,33 +210,33 @@ class ReplyReader:
         self._asking = asking
         self._c.ask = asking
 
-    def read(
-        self,
-        ticket: int,
-        timeout_s: float | None,
-        stale: int,
-        release: Callable[[int], None],
-    ) -> Reply:
+    def read(self, ticket: int, limit_ns: int = NEVER_NS, stale: int = 0) -> Reply:
         """Wait for a round; see ``Engine.reply``.
 
         Args:
             ticket: of the round.
-            timeout_s: own patience.
+            limit_ns: when the caller's own patience ends; see ``after``.
             stale: slots that the caller was told of, a bit each.
-            release: called to let the round go.
         """
-        limit = NEVER_NS if timeout_s is None else after(timeout_s)
-        heard = _new(_HEARD)
         try:
-            place = _hear(self._c, self._ring, ticket, limit, stale, heard)
+            heard = self._heard[ticket & 7]
+            if _references(heard) > _UNSHARED:  # an older reply, or its status, is kept
+                heard = self._heard[ticket & 7] = _new(_HEARD)
+            place = _hear(self._c, self._ring, ticket, limit_ns, stale, heard)
             while place == _AGAIN:  # it comes back now and then, for signals
-                place = _hear(self._c, self._ring, ticket, limit, stale, heard)
+                place = _hear(self._c, self._ring, ticket, limit_ns, stale, heard)
         except (OverflowError, TypeError):
             self._expect(ticket)
             raise
         if place < 0:
             self._refused(place, ticket, heard)
-        return Reply(heard, self._views[place], release)
+        reply = _blank(Reply)
+        reply.round = ticket
+        reply._heard = heard  # noqa: SLF001 - this is its __init__
+        reply._views = self._views[place]  # noqa: SLF001
+        reply._release = self._release  # noqa: SLF001
+        reply._status = None  # noqa: SLF001
+        return reply
 
     def _expect(self, ticket: int) -> None:
         """Refuse what C has no words for: a closed end, and no number of a round."""
@@ -265,10 +279,6 @@ class ReplyReader:
             last_to_first.callback(self.buffers.clear)
             while self.adopted:
                 last_to_first.callback(self.adopted.pop().close)
-
-
-MOST_SPIN_NS = 10**18
-"""Longer spins are this long: 31 years."""
 
 
 def after(seconds: float) -> int:

@@ -27,6 +27,7 @@ from pp3shm.proxy.pump import Pump
 from pp3shm.ring.record import Shape
 from pp3shm.ring.region import Region
 from pp3shm.ring.ring import CAUSES, EngineEnd, ProxyEnd
+from pp3shm.ring.waiting import Waiting
 
 SESSION = bytes(range(16))
 FOR_EVER_NS = 2**62
@@ -68,7 +69,7 @@ class Rig:
         self.end = ProxyEnd.thread(self.ring)
         self.layout = layout
         self.hands = Hands(self.end, self.profile)
-        self.pump = Pump(self.hands, -1, 0, slice_ns=1)
+        self.pump = Pump(self.hands, -1, Waiting("futex"), slice_ns=1)
         self.board = Board(self.end)
         self.open()
 

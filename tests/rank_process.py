@@ -19,7 +19,7 @@ def digest(reply):
 
 def main():
     profile = Profile.from_json(sys.argv[2].encode())
-    with Rank.attach(sys.argv[1], profile, spin_ns=0) as rank:
+    with Rank.attach(sys.argv[1], profile, wait="futex") as rank:
         print("attached", rank.rank, rank.epoch.hex(), flush=True)
         for line in sys.stdin:
             ticket = int(line)

@@ -58,6 +58,8 @@ def test_version_is_the_packages():
         (["conformance", "a", "b\nc\x1b[2J"], ["b\\nc\\x1b[2J"]),
         (["worker", "--listen"], ["--listen", "expected one argument"]),
         (["demo", "--proxy=fork"], ["--proxy", "'fork'", "process", "thread"]),
+        (["demo", "--link=wire"], ["--link", "'wire'", "socket", "region"]),
+        (["demo", "--wait=long"], ["--wait", "'long'", "spin", "hybrid", "futex"]),
         (["demo", "--depth=deep"], ["--depth", "'deep'"]),
         (["demo", "--temperature=warm"], ["--temperature", "'warm'"]),
         (["demo", "--flag\udcff"], ["--flag\\udcff"]),
@@ -275,7 +277,7 @@ def test_worker_refuses_an_address_it_cannot_listen_at(address, says):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ([DRAFTER, *SHAPE], ["required: --listen"]),
+        ([DRAFTER, *SHAPE], ["one of the arguments --listen --region is required"]),
         ([LISTEN, *SHAPE], ["required: --drafter"]),
         ([LISTEN, DRAFTER, *SHAPE[1:]], ["--vocab: expected a value, found none"]),
         ([LISTEN, DRAFTER, *SHAPE[:1], *SHAPE[2:]], ["--depth: expected a value"]),
@@ -287,6 +289,18 @@ def test_worker_refuses_an_address_it_cannot_listen_at(address, says):
         ([LISTEN, DRAFTER, *SHAPE, "--max-slots=5"], ["profile.max_slots", "5"]),
         ([LISTEN, DRAFTER, *SHAPE, "--vocab=31"], ["profile.vocab", "31"]),
         ([LISTEN, DRAFTER, *SHAPE, f"--vocab={10**40}"], ["profile.vocab"]),
+        ([LISTEN, "--region=region://@x", DRAFTER, *SHAPE], ["not allowed with"]),
+        (["--region=unix://@x", DRAFTER, *SHAPE], ["door", "unix://@x"]),
+        (["--region=region://", DRAFTER, *SHAPE], ["door", "region://"]),
+        (["--region=region://x", DRAFTER, *SHAPE, "--wait=long"], ["--wait", "long"]),
+        (
+            ["--region=region://@nobody", DRAFTER, *SHAPE, "--attach-timeout=0"],
+            ["region://@nobody: expected an engine's door within 0 s, found none"],
+        ),
+        (
+            ["--region=region://@x", DRAFTER, *SHAPE, "--attach-timeout=-1"],
+            ["attach_timeout_s"],
+        ),
         ([LISTEN, DRAFTER, *SHAPE, "--vocab=64.5"], ["--vocab", "'64.5'"]),
         ([LISTEN, DRAFTER, *SHAPE, "--max-positions=0"], ["profile.max_positions"]),
         ([LISTEN, DRAFTER, *SHAPE, f"--max-positions={2**31}"], ["max_positions"]),

@@ -99,11 +99,12 @@ def reported(*words, depth=5, **how):
     [
         ([], 4, 5, 400),
         (["--proxy=thread"], 4, 5, 400),
+        (["--link=region", "--wait=futex"], 4, 5, 400),
         (["--requests=1", "--check-rounds=200"], 1, 5, 200),
         (["--depth=4"], 4, 4, 400),
         (["--temperature=1.5", "--seed=9", "--check-rounds=300"], 4, 5, 1200),
     ],
-    ids=["plain", "thread", "one-request", "depth-4", "warm"],
+    ids=["plain", "thread", "region", "one-request", "depth-4", "warm"],
 )
 def test_the_demo_shows_all_it_promises_and_its_check_holds(
     words, requests, depth, samples
@@ -133,8 +134,9 @@ def test_what_is_killed_mid_way_fails_rounds_and_the_text_goes_on(names, tokens)
     report.expect_checked(400)
 
 
-def test_a_killed_worker_of_a_thread_proxy_comes_back_too():
-    words = ["--tokens=40", "--check-rounds=100", "--kill-worker", "--proxy=thread"]
+@pytest.mark.parametrize("way", ["--proxy=thread", "--link=region"])
+def test_a_killed_worker_without_a_proxy_process_comes_back_too(way):
+    words = ["--tokens=40", "--check-rounds=100", "--kill-worker", way]
     report = reported(*words)
     assert ["worker"] == report.killed
     assert 1 <= sum(report.failed.values())
@@ -389,6 +391,7 @@ def test_a_text_without_a_choice_shows_no_control_and_says_so_at_once(tmp_path):
         (["--temperature=0.01"], ["text and --temperature: expected some at which"]),
         (["--temperature=0.001"], ["laws: expected two that differ"]),
         (["--kill-proxy", "--proxy=thread"], ["--kill-proxy", "--proxy thread"]),
+        (["--kill-proxy", "--link=region"], ["--kill-proxy", "--link region"]),
         (["--kill-worker", "--tokens=11"], ["--tokens: expected 12 or more"]),
         (
             ["--kill-worker", "--kill-proxy", "--depth=4", "--tokens=14"],

@@ -273,6 +273,7 @@ BAD_ARGUMENTS = [
     {"psk": b"short"},
     {"psk": b"x" * 65},
     {"spin_ns": -1},
+    {"wait": "sleep"},
 ]
 
 

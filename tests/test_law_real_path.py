@@ -136,7 +136,7 @@ def test_200000_verified_rounds_emit_the_target_and_wrong_verifiers_are_seen(
     emitted_counts = np.zeros((VOCAB, VOCAB))
     wrong_counts = {}
     overlap = accepted = 0.0
-    with Engine.create(profile_of(), worker=worker_address, spin_ns=0) as engine:
+    with Engine.create(profile_of(), worker=worker_address, wait="futex") as engine:
         chains = [Chain(engine, slot) for slot in range(SLOTS)]
         for chain in chains:
             chain.step()

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from far_ends import WAYS, connected
 from rank_process_client import RankProcess
 
 from pp3shm import Engine, Profile, Rank, Row, Status, Worker
@@ -84,13 +85,9 @@ def views_of(reply):
 # -- 1: whole, of its own round, unchanged until released ------------------------------
 
 
-@pytest.mark.parametrize("proxy", ["thread", "process"])
-def test_1_a_reply_stays_unchanged_while_other_rounds_come_and_go(proxy):
-    profile = profile_of()
-    with (
-        serving(profile) as worker,
-        Engine.create(profile, worker=worker.addresses[0], proxy=proxy) as engine,
-    ):
+@pytest.mark.parametrize("way", WAYS)
+def test_1_a_reply_stays_unchanged_while_other_rounds_come_and_go(way):
+    with connected(way, profile_of()) as engine:
         engine.reset(0, [1])
         held = engine.reply(engine.step([Row(0)], timeout_s=10))
         before = views_of(held)
@@ -106,12 +103,12 @@ def test_1_a_reply_stays_unchanged_while_other_rounds_come_and_go(proxy):
         engine.release(engine.step([Row(0)], timeout_s=10))
 
 
+@pytest.mark.parametrize("way", ["process", "region"])
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_1_every_rank_sees_the_same_reply_and_it_stands_still(ranks):
+def test_1_every_rank_sees_the_same_reply_and_it_stands_still(ranks, way):
     profile = profile_of()
     with (
-        serving(profile) as worker,
-        Engine.create(profile, worker=worker.addresses[0], ranks=ranks) as engine,
+        connected(way, profile, ranks=ranks) as engine,
         contextlib.ExitStack() as stack,
     ):
         others = [
@@ -312,14 +309,10 @@ def test_3_pages_of_a_stopped_proxy_wait_until_it_lets_go(eventually):
 # -- 5: bytes in the region are hostile ------------------------------------------------
 
 
-@pytest.mark.parametrize("proxy", ["thread", "process"])
-def test_5_a_request_that_is_no_step_fails_its_round_alone(proxy):
+@pytest.mark.parametrize("way", WAYS)
+def test_5_a_request_that_is_no_step_fails_its_round_alone(way):
     rng = random.Random(SEED)
-    profile = profile_of()
-    with (
-        serving(profile) as worker,
-        Engine.create(profile, worker=worker.addresses[0], proxy=proxy) as engine,
-    ):
+    with connected(way, profile_of()) as engine:
         engine.reset(0, [1])
         for _ in range(20):
             ring = engine._ring
@@ -336,12 +329,9 @@ def test_5_a_request_that_is_no_step_fails_its_round_alone(proxy):
         assert 1 == engine.stats()["sessions"]
 
 
-def test_5_a_request_of_another_round_is_refused():
-    profile = profile_of()
-    with (
-        serving(profile) as worker,
-        Engine.create(profile, worker=worker.addresses[0], proxy="thread") as engine,
-    ):
+@pytest.mark.parametrize("way", ["thread", "region"])
+def test_5_a_request_of_another_round_is_refused(way):
+    with connected(way, profile_of()) as engine:
         engine.reset(0, [1])
         engine.release(engine.step([Row(0)], timeout_s=10))
         ring = engine._ring
@@ -353,12 +343,9 @@ def test_5_a_request_of_another_round_is_refused():
             assert Status.REFUSED == reply.failed
 
 
-def test_5_a_page_of_another_round_is_an_error_that_names_it():
-    profile = profile_of()
-    with (
-        serving(profile) as worker,
-        Engine.create(profile, worker=worker.addresses[0], proxy="thread") as engine,
-    ):
+@pytest.mark.parametrize("way", ["thread", "region"])
+def test_5_a_page_of_another_round_is_an_error_that_names_it(way):
+    with connected(way, profile_of()) as engine:
         engine.reset(0, [1])
         ticket = engine.step([Row(0)], timeout_s=10)
         engine.reply(ticket)

@@ -36,7 +36,7 @@ def profile_of(**changes):
 
 def connect(worker, proxy="thread", **changes):
     return Engine.create(
-        worker.profile, worker=worker.address, proxy=proxy, spin_ns=0, **changes
+        worker.profile, worker=worker.address, proxy=proxy, wait="futex", **changes
     )
 
 

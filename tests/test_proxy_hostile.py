@@ -74,7 +74,7 @@ def worker():
 
 def _engine(worker: ScriptedWorker, proxy: str = "thread") -> Engine:
     engine = Engine.create(
-        worker.profile, worker=worker.address, proxy=proxy, spin_ns=0, rounds=2
+        worker.profile, worker=worker.address, proxy=proxy, wait="futex", rounds=2
     )
     engine.reset(0, [5, 6, 7])
     return engine
@@ -388,7 +388,7 @@ def test_a_worker_that_reads_nothing_holds_no_round_beyond_its_deadline(
         return b""
 
     with Engine.create(
-        worker.profile, worker=worker.address, proxy="thread", rounds=2, spin_ns=0
+        worker.profile, worker=worker.address, proxy="thread", rounds=2, wait="futex"
     ) as engine:
         engine.reset(0, [5] * 3_000_000)
         assert _served(engine)

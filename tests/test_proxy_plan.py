@@ -33,7 +33,7 @@ def test_any_part_that_is_something_else_is_a_plan_or_a_named_error(name, value)
     except (ConfigError, ProfileError):
         return
     assert 0 <= found.dial_timeout_s < float("inf")
-    assert found.spin_ns >= 0
+    assert found.waiting.spin_ns >= 0
 
 
 @pytest.mark.parametrize("data", [b"[" * 100_000, b'{"a":' * 100_000, b"", b"\xff"])

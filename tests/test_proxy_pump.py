@@ -24,6 +24,7 @@ from pp3shm.layout.frames import (
 )
 from pp3shm.layout.validate import REASONS
 from pp3shm.proxy.pump import Pump
+from pp3shm.ring.waiting import Waiting
 
 SEED = 20261130
 
@@ -395,7 +396,7 @@ def test_whatever_a_worker_says_it_is_an_answer_or_a_reason():
 
 
 def test_it_ends_where_it_is_stopped_while_asleep(rig):
-    pump = Pump(rig.hands, -1, 0, slice_ns=0)
+    pump = Pump(rig.hands, -1, Waiting("futex"), slice_ns=0)
     lib.pp3_pump_open(pump.c, rig.link.fileno(), SESSION)
     found = []
     thread = threading.Thread(target=lambda: found.append(pump()))
@@ -410,7 +411,7 @@ def test_it_ends_where_it_is_stopped_while_asleep(rig):
 def test_it_comes_back_for_its_control_descriptor(rig):
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        pump = Pump(rig.hands, ours.fileno(), 0, slice_ns=0)
+        pump = Pump(rig.hands, ours.fileno(), Waiting("futex"), slice_ns=0)
         lib.pp3_pump_open(pump.c, rig.link.fileno(), SESSION)
         theirs.close()
         assert lib.PP3_PUMP_CONTROL == pump()
@@ -432,7 +433,7 @@ def test_a_busy_engine_thread_and_its_proxy_share_no_lock():
     with (
         ScriptedWorker(profile) as worker,
         Engine.create(
-            profile, worker=worker.address, proxy="thread", spin_ns=0
+            profile, worker=worker.address, proxy="thread", wait="futex"
         ) as engine,
     ):
         engine.reset(0, [1, 2, 3])

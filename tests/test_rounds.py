@@ -23,7 +23,7 @@ def worker(request):
 @pytest.fixture
 def engine(worker):
     with Engine.create(
-        worker.profile, worker=worker.address, proxy="thread", spin_ns=0
+        worker.profile, worker=worker.address, proxy="thread", wait="futex"
     ) as made:
         for slot in (0, 1):
             made.reset(slot, [5, 6, 7])
@@ -165,6 +165,40 @@ def test_a_status_outlives_its_round_and_its_reply(engine, worker):
     assert [Status.OK, Status.ABSENT] == status.tolist()
     status[0] = 3  # a copy: its reader's own
     assert np.int32(3) == status[0]
+
+
+def test_replies_that_are_kept_stay_as_they_were_whatever_comes_after(engine, worker):
+    """What a reply owns is used again only once nobody refers to it."""
+    kept, statuses, numbers = [], [], []
+    for number in range(40):
+        if number % 3 == 2:
+            engine.cancel(engine.step([row(worker, 0)]))
+        ticket = engine.step([row(worker, number % 2)], timeout_s=10)
+        numbers.append(ticket)
+        reply = engine.reply(ticket)
+        engine.release(ticket)
+        if number % 4 < 2:
+            kept.append((number, reply))
+        else:
+            statuses.append((number, reply.status))
+    for number, reply in kept:
+        assert numbers[number] == reply.round
+        assert Status.OK == reply.status[number % 2]
+        assert Status.ABSENT == reply.status[1 - number % 2]
+        assert reply.failed is None
+        assert reply.trace is not None
+    for number, status in statuses:
+        assert [Status.OK, Status.ABSENT][:: 1 - 2 * (number % 2)] == status.tolist()
+
+
+def test_one_reply_after_another_takes_no_new_memory(engine, worker):
+    reader = engine._reader
+    for number in range(100):
+        with engine.reply(engine.step([row(worker, 0)], timeout_s=10)):
+            pass
+        if number == 20:
+            before = [id(heard) for heard in reader._heard]
+    assert before == [id(heard) for heard in reader._heard]
 
 
 def test_a_closed_engine_says_so(worker):

@@ -4,9 +4,10 @@
   its configuration comes over descriptor 3;
 - ``link``: a native drafter behind a socket, in the place of a worker;
 - ``silent``: the same, but it never answers;
+- ``region``: a worker of Python at the region itself, its drafts the same each time;
 - ``rank``: a further rank that is told its tickets.
 
-The last three get one line of JSON on standard input and end when that is closed.
+The last four get one line of JSON on standard input and end when that is closed.
 """
 
 import json
@@ -17,16 +18,18 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from pp3shm._core import ffi, lib
+from pp3shm.bench import exchange
 from pp3shm.bench.exchange import SESSION, profile_of
 from pp3shm.errors import LinkError
 from pp3shm.layout.core import c_layout
 from pp3shm.layout.frames import (
     HEADER_BYTES,
     Kind,
+    Reply,
     decode_header,
     encode_frame,
     open_body,
@@ -36,6 +39,11 @@ from pp3shm.link import SocketLink, listen
 from pp3shm.link.reader import read_exactly
 from pp3shm.rank import Rank
 from pp3shm.ring.handover import PROXY_FD, attach_proxy
+from pp3shm.ring.waiting import Waiting
+from pp3shm.worker.draft import Task
+from pp3shm.worker.drafters import UniformDrafter
+from pp3shm.worker.near_session import NearSession
+from pp3shm.worker.region import RegionWorker
 
 SLEEP_NS = 10_000_000
 HANDSHAKE_S = 10.0
@@ -44,9 +52,9 @@ TICKET_BYTES = 8
 Config = dict[str, Any]
 
 
-def config_of(positions: int, spin_ns: int, frame: bytes, **more: object) -> bytes:
+def config_of(positions: int, wait: str, frame: bytes, **more: object) -> bytes:
     """What every role is told, one line of JSON."""
-    told = {"positions": positions, "spin_ns": spin_ns, "frame": frame.hex(), **more}
+    told = {"positions": positions, "wait": wait, "frame": frame.hex(), **more}
     return json.dumps(told).encode("ascii") + b"\n"
 
 
@@ -82,9 +90,11 @@ def _ring() -> int:
     fixed.begin(SESSION, 0)
     room = int(end.region.shape.request_bytes)
     step = ffi.new("uint8_t[]", room)
+    waiter = ffi.new("struct pp3_waiter *")
+    Waiting(config["wait"]).tell(waiter)
     with end:
         code = lib.pp3_fixed_ring(
-            fixed.handle, end.handle, step, room, PROXY_FD, config["spin_ns"], SLEEP_NS
+            fixed.handle, end.handle, step, room, PROXY_FD, waiter, SLEEP_NS
         )
     return int(code != 0)
 
@@ -132,11 +142,33 @@ def _swallow(link: SocketLink, _fixed: _Fixed) -> None:
             pass
 
 
+class _Canned(NearSession):
+    """All that a session does of a STEP, but for the drafter's own part."""
+
+    def _draft(self, tasks: Sequence[Task], reply: Reply) -> None:
+        if len(tasks) != len(reply.status):
+            raise LinkError("bench: expected every row, found some refused")
+        canned = exchange.reply()
+        for name in ("tokens", "confidence", "mask", "ids", "q"):
+            getattr(reply, name)[:] = getattr(canned, name)
+
+
+def _region(config: Config) -> None:
+    """Serve an engine's region until it ends."""
+    exchange.reply()  # now, not in the first round
+    profile = profile_of(config["positions"])
+    worker = RegionWorker(
+        UniformDrafter, profile, config["door"], wait=config["wait"], session=_Canned
+    )
+    with worker:
+        _say("attached")
+        worker.serve_forever()
+
+
 def _rank(config: Config) -> None:
     """Read and release every round whose ticket comes."""
     profile = profile_of(config["positions"])
-    spin_ns = config["spin_ns"]
-    with Rank.attach(config["invitation"], profile, spin_ns=spin_ns) as rank:
+    with Rank.attach(config["invitation"], profile, wait=config["wait"]) as rank:
         _say("attached")
         while len(told := os.read(0, TICKET_BYTES)) == TICKET_BYTES:
             with rank.reply(int.from_bytes(told, "little")):
@@ -180,6 +212,9 @@ def main() -> int:
     _pin(config["core"])
     if role == "rank":
         _rank(config)
+        return 0
+    if role == "region":
+        _region(config)
         return 0
     threading.Thread(target=_end_with_parent, daemon=True).start()
     _link(config, _answer if role == "link" else _swallow)

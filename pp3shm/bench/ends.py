@@ -22,6 +22,7 @@ from pp3shm.ring.handover import Doorman
 from pp3shm.ring.record import Shape
 from pp3shm.ring.region import Region
 from pp3shm.ring.ring import CAUSES, EngineEnd
+from pp3shm.ring.waiting import Wait, Waiting
 from pp3shm.ring.watchdog import Watchdog
 
 COMMAND = (sys.executable, "-P", "-m", "pp3shm.bench.drafter")
@@ -59,11 +60,11 @@ class NativeDrafter:
 
     Args:
         ring: the engine's end.
-        spin_ns: before it sleeps.
+        wait: how it waits.
     """
 
-    def __init__(self, ring: EngineEnd, spin_ns: int) -> None:
-        config = config_of(POSITIONS, spin_ns, exchange.frame(), core=cores()[1])
+    def __init__(self, ring: EngineEnd, wait: Wait) -> None:
+        config = config_of(POSITIONS, wait, exchange.frame(), core=cores()[1])
         self._watchdog = Watchdog(ring, (*COMMAND, "ring"), config=config)
 
     @property
@@ -93,7 +94,7 @@ class NativeDrafter:
 
 
 @contextlib.contextmanager
-def at_the_ring(spin_ns: int, ranks: int = 1) -> Iterator[Running]:
+def at_the_ring(wait: Wait, ranks: int = 1) -> Iterator[Running]:
     """An engine whose drafter takes its rounds from the region."""
     profile = exchange.profile_of(POSITIONS)
     layout = ReplyLayout(profile.max_slots, profile.depth, sampled=True)
@@ -110,17 +111,35 @@ def at_the_ring(spin_ns: int, ranks: int = 1) -> Iterator[Running]:
     region = Region.create(shape, layout_id=profile.layout_id)
     ring = EngineEnd(region, b"".join(layout.failed(cause, ()) for cause in CAUSES))
     doorman = Doorman(ring) if ranks > 1 else None
-    proxy: Any = NativeDrafter(ring, spin_ns)
-    reader = ReplyReader(profile, ring, spin_ns)
+    proxy: Any = NativeDrafter(ring, wait)
+    reader = ReplyReader(profile, ring, Waiting(wait))
     with Engine(profile, Parts(ring, doorman, proxy, reader)) as engine:
         yield Running(engine, taker="drafter")
+
+
+@contextlib.contextmanager
+def at_the_region(wait: Wait) -> Iterator[Running]:
+    """An engine with a worker of Python at its region."""
+    with contextlib.ExitStack() as stack:
+        engine = stack.enter_context(
+            Engine.create(
+                exchange.profile_of(POSITIONS),
+                worker="region://",
+                rounds=ROUNDS_IN_RING,
+                wait=wait,
+                connect_timeout_s=0,
+            )
+        )
+        stack.enter_context(process("region", wait, door=engine.door))
+        engine.wait_connected(START_S)
+        yield Running(engine, taker="worker")
 
 
 @contextlib.contextmanager
 def over_a_link(
     family: str,
     proxy: Literal["process", "thread"],
-    spin_ns: int,
+    wait: Wait,
     ranks: int = 1,
     role: str = "link",
 ) -> Iterator[Running]:
@@ -129,7 +148,7 @@ def over_a_link(
     Args:
         family: "unix" or "tcp".
         proxy: as for ``Engine.create``.
-        spin_ns: likewise.
+        wait: likewise.
         ranks: likewise.
         role: of the drafter's process, "silent" where it shall not answer.
     """
@@ -145,7 +164,7 @@ def over_a_link(
                 proxy=proxy,
                 rounds=ROUNDS_IN_RING,
                 ranks=ranks,
-                spin_ns=spin_ns,
+                wait=wait,
                 connect_timeout_s=START_S,
             )
         )
@@ -154,16 +173,16 @@ def over_a_link(
 
 @contextlib.contextmanager
 def process(
-    role: str, spin_ns: int = 0, **more: object
+    role: str, wait: Wait = "futex", **more: object
 ) -> Iterator[tuple["subprocess.Popen[bytes]", str]]:
     """A process of ``drafter.py`` and the first line that it says.
 
     Raises:
         LinkError: it ended before it said one.
     """
-    frame = b"" if role == "rank" else exchange.frame()
+    frame = exchange.frame() if role in ("link", "silent") else b""
     core = -1 if role == "rank" else cores()[1]
-    config = config_of(POSITIONS, spin_ns, frame, core=core, **more)
+    config = config_of(POSITIONS, wait, frame, core=core, **more)
     with subprocess.Popen(  # noqa: S603 - our own interpreter
         [*COMMAND, role],
         stdin=subprocess.PIPE,

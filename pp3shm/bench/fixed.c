@@ -65,16 +65,29 @@ static int answer_one(struct pp3_fixed *f, struct pp3_ring *r, uint8_t *step,
 }
 
 int pp3_fixed_ring(struct pp3_fixed *f, struct pp3_ring *r, uint8_t *step,
-                   size_t capacity, int control_fd, int64_t spin_ns, int64_t sleep_ns)
+                   size_t capacity, int control_fd, struct pp3_waiter *waiter,
+                   int64_t sleep_ns)
 {
+    uint64_t since = 0; /* when the wait for a round began; 0: none is waited for */
+
     for (;;) {
         int rc = answer_one(f, r, step, capacity), wake;
+        uint64_t spin = 0;
 
         if (rc < 0)
             return rc;
-        if (rc == 1)
+        if (rc == 1) {
+            if (since != 0)
+                pp3_waiter_end(waiter, pp3_now() - since);
+            since = 0;
             continue;
-        wake = pp3_proxy_sleep(r, -1, control_fd, spin_ns, sleep_ns);
+        }
+        if (since == 0 || waiter->policy == PP3_WAIT_SPIN) {
+            since = pp3_now();
+            spin = pp3_waiter_begin(waiter);
+        }
+        wake = pp3_proxy_sleep(r, -1, control_fd,
+                               spin < INT32_MAX ? (int64_t)spin : INT32_MAX, sleep_ns);
         if (wake < 0)
             return wake;
         if (wake & PP3_WAKE_CONTROL)

@@ -11,6 +11,7 @@
 #include <stdint.h>
 
 #include "proxy/exchange.h"
+#include "ring/waiter.h"
 
 /* The REPLY frame to answer with; its round, generations, sequence, session and CRC are
  * written anew for each STEP. */
@@ -24,10 +25,12 @@ struct pp3_fixed {
 };
 
 /* At the ring, as a proxy that is its own drafter: takes, checks, answers, until the
- * control descriptor says something. step: capacity bytes of its own.
+ * control descriptor says something. step: capacity bytes of its own; waiter: how it
+ * waits for rounds.
  * 0, or -errno. */
 int pp3_fixed_ring(struct pp3_fixed *f, struct pp3_ring *r, uint8_t *step,
-                   size_t capacity, int control_fd, int64_t spin_ns, int64_t sleep_ns);
+                   size_t capacity, int control_fd, struct pp3_waiter *waiter,
+                   int64_t sleep_ns);
 
 /* At a connected socket, after the handshake, as a worker: answers every STEP until the
  * other side ends. room: capacity bytes, more than the longest frame.

@@ -25,6 +25,7 @@ from pp3shm.bench.drafter import TICKET_BYTES
 from pp3shm.bench.ends import (
     ROUNDS_IN_RING,
     Running,
+    at_the_region,
     at_the_ring,
     over_a_link,
     pinned,
@@ -38,6 +39,7 @@ from pp3shm.layout.tables import Status
 from pp3shm.proxy.state import SessionState
 from pp3shm.rank import Rank
 from pp3shm.reply import Reply
+from pp3shm.ring.waiting import Wait
 from pp3shm.slots import Row
 
 STAGES = ("taken", "sent", "received", "checked", "read")
@@ -217,7 +219,7 @@ class Kill:
     def measure(self, sizes: Sizes) -> Found:
         """One repetition."""
         killed: set[int] = set()
-        with over_a_link("unix", "process", 50_000, role="silent") as running:
+        with over_a_link("unix", "process", "hybrid", role="silent") as running:
             engine = running.engine
             rows = [Row(slot) for slot in range(engine.profile.max_slots)]
             for row in rows:
@@ -299,12 +301,17 @@ def _busy_thread() -> Iterator[None]:
         thread.join()
 
 
-def ring(spin_ns: int, ranks: int = 1) -> Open:
+def ring(wait: Wait, ranks: int = 1) -> Open:
     """How to open an engine with its drafter at the ring."""
-    return lambda: at_the_ring(spin_ns, ranks)
+    return lambda: at_the_ring(wait, ranks)
 
 
-def link(family: str, proxy: str, ranks: int = 1, spin_ns: int = 50_000) -> Open:
+def region(wait: Wait) -> Open:
+    """How to open an engine with a worker of Python at its region."""
+    return lambda: at_the_region(wait)
+
+
+def link(family: str, proxy: str, ranks: int = 1, wait: Wait = "hybrid") -> Open:
     """How to open an engine with its drafter behind a socket."""
     way = "thread" if proxy == "thread" else "process"
-    return lambda: over_a_link(family, way, spin_ns, ranks)  # type: ignore[arg-type]
+    return lambda: over_a_link(family, way, wait, ranks)  # type: ignore[arg-type]

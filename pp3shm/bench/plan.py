@@ -7,9 +7,8 @@ from typing import Protocol
 from pp3shm.bench import floors, ours, peers, transports
 from pp3shm.bench.measure import Found, Sizes
 from pp3shm.errors import ConfigError
+from pp3shm.ring.waiting import WAITS, Wait
 
-FAR_NS = 20_000_000
-"""Longer than any round takes: such a wait does not sleep."""
 HYBRID_NS = floors.HYBRID_NS
 PAUSE_S = 0.01
 
@@ -82,8 +81,8 @@ def _floors() -> list[Subject]:
 
 
 def _ours() -> list[Subject]:
-    def ring(name: str, what: str, spin_ns: int, ranks: str = "") -> Subject:
-        opened = ours.ring(spin_ns, 4 if ranks else 1)
+    def ring(name: str, what: str, wait: Wait, ranks: str = "") -> Subject:
+        opened = ours.ring(wait, 4 if ranks else 1)
         return Subject(f"ring {name}", what, lambda: ours.Plain(opened, ranks=ranks))
 
     def link(family: str, proxy: str, ranks: str = "") -> Subject:
@@ -96,17 +95,25 @@ def _ours() -> list[Subject]:
         )
 
     return [
-        ring("spin", "pp3shm, native drafter at the region, spinning", FAR_NS),
-        ring("hybrid", "the same, hybrid", HYBRID_NS),
-        ring("futex", "the same, sleeping at once", 0),
+        ring("spin", "pp3shm, native drafter at the region, spinning", "spin"),
+        ring("hybrid", "the same, hybrid", "hybrid"),
+        ring("futex", "the same, sleeping at once", "futex"),
         ring("hybrid, 4 ranks here", "and three more ranks in this process",
-             HYBRID_NS, "here"),
+             "hybrid", "here"),
         ring("hybrid, 4 ranks", "and three more ranks, a process each",
-             HYBRID_NS, "there"),
+             "hybrid", "there"),
         Subject(
             "ring hybrid 10 ms",
             "with 10 ms before each round",
-            lambda: ours.Plain(ours.ring(HYBRID_NS), PAUSE_S),
+            lambda: ours.Plain(ours.ring("hybrid"), PAUSE_S),
+        ),
+        *(
+            Subject(
+                f"region {wait}",
+                f"a worker of Python at the region, canned drafts, {wait}",
+                lambda wait=wait: ours.Plain(ours.region(wait)),  # type: ignore[misc]
+            )
+            for wait in WAITS
         ),
         link("unix", "process"),
         link("unix", "thread"),

@@ -1,8 +1,10 @@
 """``pp3shm demo``: real text through every part, and proof that nothing was lost."""
 
 import argparse
+import contextlib
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -66,17 +68,34 @@ def _demo(args: argparse.Namespace, console: Console) -> int:
         folder = tempfile.TemporaryDirectory(prefix="pp3shm-demo-")
     with folder as directory:
         environment = pair.save_drafter(Path(directory))
-        with (
-            WorkerProcess(Path(directory), profile, environment) as worker,
-            Engine.create(
-                profile,
-                worker=worker.address,
-                proxy=args.proxy,
-                spin_ns=20_000,
-                connect_timeout_s=CONNECT_S,
-            ) as engine,
-        ):
+        worker = WorkerProcess(
+            Path(directory), profile, environment, region=args.link == "region"
+        )
+        with _connected(args, profile, worker) as engine:
             return _run(args, console, pair, engine, worker, prompts)
+
+
+@contextlib.contextmanager
+def _connected(
+    args: argparse.Namespace, profile: Profile, worker: WorkerProcess
+) -> Iterator[Engine]:
+    """Both running, whichever has to be first: a region is there before its worker."""
+    at_region = args.link == "region"
+    with contextlib.ExitStack() as stack:
+        if not at_region:
+            stack.enter_context(worker)
+        engine = Engine.create(
+            profile,
+            worker=worker.address,
+            proxy=args.proxy,
+            wait=args.wait,
+            connect_timeout_s=0 if at_region else CONNECT_S,
+        )
+        stack.enter_context(engine)
+        if at_region:
+            stack.enter_context(worker)
+            engine.wait_connected(CONNECT_S)
+        yield engine
 
 
 def _check(args: argparse.Namespace) -> None:
@@ -98,6 +117,8 @@ def _check(args: argparse.Namespace) -> None:
         raise ConfigError(
             "--temperature", f"{COLDEST:g}..{HOTTEST:g}", args.temperature
         )
+    if args.kill_proxy and args.link == "region":
+        raise ConfigError("--kill-proxy", "--link socket", "--link region")
     if args.kill_proxy and args.proxy != "process":
         raise ConfigError("--kill-proxy", "--proxy process", f"--proxy {args.proxy}")
 

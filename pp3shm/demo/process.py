@@ -16,35 +16,43 @@ from typing import Self
 from pp3shm.demo.pair import DRAFTER
 from pp3shm.errors import ConfigError, LinkError
 from pp3shm.layout.profile import Profile
-from pp3shm.link.address import parse
+from pp3shm.link.address import REGION, parse
 
 START_TIMEOUT_S = 600.0
 """A worker that lives and says nothing may still be reading a large model."""
 
 
 class WorkerProcess:
-    """``pp3shm worker`` on a Unix socket in a directory of its own.
+    """``pp3shm worker`` on a Unix socket in a directory of its own, or at a region.
 
     Args:
         directory: where the socket and the worker's messages go.
         profile: what it is to serve; its drafter says the rest.
         environment: variables the drafter reads.
+        region: take rounds from the region of an engine that is there already.
 
     Attributes:
-        address: where it listens, the same after each start.
+        address: where it listens, the same after each start; or the engine's door.
     """
 
     def __init__(
-        self, directory: Path, profile: Profile, environment: Mapping[str, str]
+        self,
+        directory: Path,
+        profile: Profile,
+        environment: Mapping[str, str],
+        *,
+        region: bool = False,
     ) -> None:
         self.address = _address(directory / "worker.sock")
+        if region:
+            self.address = f"{REGION}@pp3shm-demo-{secrets.token_hex(16)}"
         self._log = directory / "worker.log"
         self._environment = {**os.environ, **environment}
         # The worker ends with us: it gets EOF on its standard input when we are gone,
         # whatever ended us.
         self._command = [
             *(sys.executable, "-P", "-m", "pp3shm.demo.worker"),
-            *("--listen", self.address, "--sampled"),
+            *("--region" if region else "--listen", self.address, "--sampled"),
             *("--drafter", DRAFTER),
         ]
         for name, value in _options(profile).items():
@@ -73,7 +81,7 @@ class WorkerProcess:
         output = process.stdout
         while output is not None and time.monotonic() < limit:
             if select.select([output], [], [], 0.1)[0]:
-                if output.readline().startswith(b"listening on "):
+                if output.readline().startswith((b"listening on ", b"attached to ")):
                     return
                 break  # EOF, or a line that a worker does not say
         self.kill()

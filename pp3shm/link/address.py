@@ -3,6 +3,7 @@
 import ipaddress
 import os
 import re
+import secrets
 from dataclasses import dataclass
 
 from pp3shm.errors import ConfigError
@@ -75,6 +76,33 @@ def parse(text: str, place: str = "address") -> Address:
             repr(text),
         )
     raise ConfigError(place, EXPECTED, repr(text))
+
+
+REGION = "region://"
+"""What the address of an engine's door begins with."""
+
+
+def parse_door(text: str, place: str = "address") -> UnixAddress | None:
+    """The Unix socket of an engine's door, ``region:///path`` or ``region://@name``.
+
+    Args:
+        text: the address; ``region://`` alone takes a random abstract name.
+        place: what to call it in an error.
+
+    Returns:
+        None for an address of another kind.
+
+    Raises:
+        ConfigError: a door without a usable name.
+    """
+    if not text.startswith(REGION):
+        return None
+    rest = text.removeprefix(REGION) or f"@pp3shm-{secrets.token_hex(16)}"
+    try:
+        return _parse_unix(rest, text, place)
+    except ConfigError as error:
+        wanted = str(error.expected).replace("unix://", REGION)
+        raise ConfigError(place, wanted, error.found) from None
 
 
 def is_loopback(host: str) -> bool:

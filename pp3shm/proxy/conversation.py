@@ -50,7 +50,7 @@ class Conversation:
         self._c: Any = pump.c
         self._c.send_ns = int(SEND_TIMEOUT_S * 1e9)
         self._c.trickle_ns = int(TRICKLE_S * 1e9)
-        lib.pp3_pump_open(self._c, self._link.fileno(), self.session)
+        pump.open(greeting)
 
     @property
     def received(self) -> int:

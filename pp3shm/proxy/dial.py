@@ -2,24 +2,24 @@
 
 import os
 import threading
+from collections.abc import Callable
 
-from pp3shm.proxy.greet import Greeting, greet
-from pp3shm.proxy.plan import ProxyPlan
+from pp3shm.proxy.greet import Greeting
 
 
 class Dialler:
     """Greets the worker in the background; one dial at a time.
 
     Args:
-        plan: the worker's address, key and profile.
+        dial: gives the greeting, or raises why there is none.
 
     Attributes:
         fd: readable while an outcome waits to be taken.
     """
 
-    def __init__(self, plan: ProxyPlan) -> None:
+    def __init__(self, dial: Callable[[], Greeting]) -> None:
         self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._plan = plan
+        self._greet = dial
         self._lock = threading.Lock()
         self._outcome: Greeting | Exception | None = None
         self._closed = False
@@ -45,7 +45,7 @@ class Dialler:
 
     def _dial(self) -> None:
         try:
-            outcome: Greeting | Exception = greet(self._plan)
+            outcome: Greeting | Exception = self._greet()
         except Exception as error:  # noqa: BLE001 - carried to the loop, judged there
             outcome = error
         with self._lock:  # the descriptor's number may be another's once it is closed

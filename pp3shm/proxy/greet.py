@@ -3,6 +3,7 @@
 import secrets
 import time
 from dataclasses import dataclass
+from typing import Protocol
 
 from pp3shm.errors import FrameError, LinkError, PeerDied, ProfileError
 from pp3shm.layout.frames import (
@@ -15,17 +16,37 @@ from pp3shm.layout.frames import (
     open_body,
 )
 from pp3shm.layout.profile import Profile
+from pp3shm.link.base import Buffer
 from pp3shm.link.reader import FrameReader
 from pp3shm.link.socket import SocketLink, connect
 from pp3shm.proxy.plan import ProxyPlan
+
+
+class Talk(Protocol):
+    """What a session needs of a connection once it is agreed."""
+
+    @property
+    def peer(self) -> str:
+        """The other side, for messages."""
+
+    def fileno(self) -> int:
+        """The descriptor to poll; -1: there is none."""
+
+    def send(self, frame: Buffer, timeout_s: float = 5.0) -> None:
+        """One whole frame; see ``Link.send``."""
+
+    def finish(self, timeout_s: float = 0.5) -> None:
+        """Close so that what was sent last still arrives."""
+
+    def close(self) -> None:
+        """Give the connection up."""
 
 
 @dataclass(slots=True)
 class Greeting:
     """An agreed session: HELLO was sequence 0 of each direction."""
 
-    link: SocketLink
-    reader: FrameReader
+    link: Talk
     session: bytes
 
 
@@ -47,13 +68,24 @@ def greet(plan: ProxyPlan) -> Greeting:
     deadline = time.monotonic() + plan.dial_timeout_s
     link = connect(plan.worker, plan.dial_timeout_s, plan.psk)
     try:
-        return _agree(link, plan.profile, deadline)
+        return agree(link, plan.profile, deadline)
     except BaseException:
         link.close()
         raise
 
 
-def _agree(link: SocketLink, profile: Profile, deadline: float) -> Greeting:
+def agree(link: SocketLink, profile: Profile, deadline: float) -> Greeting:
+    """HELLO and its answer, on a connection whose proof is given.
+
+    Args:
+        link: closed by nobody here.
+        profile: ours.
+        deadline: on the clock of ``time.monotonic``.
+
+    Raises:
+        LinkError: no answer in time, or a refusal in the peer's words.
+        ProfileError: the peer's profile differs, by name.
+    """
     session = secrets.token_bytes(16)
     link.send(encode_frame(Kind.HELLO, session, 0, profile.canonical_json()))
 
@@ -87,7 +119,7 @@ def _agree(link: SocketLink, profile: Profile, deadline: float) -> Greeting:
         # Both sides compare every field: the worker is told before we leave.
         link.send(encode_frame(Kind.BYE, session, 1, b""))
         raise
-    return Greeting(link, reader, session)
+    return Greeting(link, session)
 
 
 def plan_capacity(profile: Profile) -> int:

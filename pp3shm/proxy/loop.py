@@ -7,6 +7,7 @@ through the pump, which comes back here for what it does not decide.
 
 import time
 from collections.abc import Callable
+from typing import Protocol
 
 import numpy as np
 
@@ -25,7 +26,7 @@ from pp3shm.layout.validate import INCIDENTS, REASON_STATUS, REASONS, check_repl
 from pp3shm.proxy.board import Board
 from pp3shm.proxy.conversation import Conversation
 from pp3shm.proxy.dial import Dialler
-from pp3shm.proxy.greet import Greeting
+from pp3shm.proxy.greet import Greeting, greet
 from pp3shm.proxy.hands import Hands
 from pp3shm.proxy.plan import ProxyPlan
 from pp3shm.proxy.pump import Pump
@@ -40,6 +41,40 @@ HELD = (SessionState.REFUSED, SessionState.INCIDENT)
 """States that only the user ends."""
 
 
+class FarEnd(Protocol):
+    """Who answers STEPs, as a loop needs him: behind a link, or in this process."""
+
+    def pump(self, hands: Hands, control_fd: int) -> Pump:
+        """The data path of the loop's sessions."""
+
+    def dial(self) -> Greeting:
+        """Open a session.
+
+        Raises:
+            Pp3Error: why there is none.
+        """
+
+
+class Remote:
+    """A worker behind a link.
+
+    Args:
+        plan: its address, key and profile.
+    """
+
+    def __init__(self, plan: ProxyPlan) -> None:
+        self._plan = plan
+
+    def pump(self, hands: Hands, control_fd: int) -> Pump:
+        """See ``FarEnd``."""
+        slice_ns = SLICE_NS if control_fd >= 0 else 0
+        return Pump(hands, control_fd, self._plan.waiting, slice_ns)
+
+    def dial(self) -> Greeting:
+        """See ``FarEnd``."""
+        return greet(self._plan)
+
+
 class ProxyLoop:
     """Takes rounds, asks the worker, publishes what it answers.
 
@@ -49,6 +84,7 @@ class ProxyLoop:
         control_fd: readable when whoever started us wants attention; -1: none.
         on_control: called when it is; True ends the loop.
         clock: monotonic nanoseconds.
+        far: who answers; None: the plan's worker.
     """
 
     def __init__(
@@ -58,9 +94,9 @@ class ProxyLoop:
         control_fd: int = -1,
         on_control: Callable[[], bool] = lambda: True,
         clock: Callable[[], int] = time.monotonic_ns,
+        far: FarEnd | None = None,
     ) -> None:
         self._end = end
-        self._plan = plan
         self._profile = plan.profile
         self._control_fd = control_fd
         self._on_control = on_control
@@ -70,13 +106,9 @@ class ProxyLoop:
         expect_layout(end.region.layout_id, plan.profile)
         self._hands = Hands(end, plan.profile)
         self._rounds = int(end.region.shape.rounds)
-        self._pump = Pump(
-            self._hands,
-            control_fd,
-            plan.spin_ns,
-            SLICE_NS if control_fd >= 0 else 0,
-        )
-        self._dialler = Dialler(plan)
+        far = far or Remote(plan)
+        self._pump = far.pump(self._hands, control_fd)
+        self._dialler = Dialler(far.dial)
         self._talk: Conversation | None = None
         self._session = Session()
         if self._board.get("incident"):  # it outlasts the proxy that met it

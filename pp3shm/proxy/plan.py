@@ -7,7 +7,8 @@ from typing import Self
 from pp3shm.errors import ConfigError
 from pp3shm.layout.keyproof import check_key
 from pp3shm.layout.profile import Profile
-from pp3shm.link.address import parse
+from pp3shm.link.address import parse, parse_door
+from pp3shm.ring.waiting import Waiting
 
 # What reading anything but a plan may raise; the last two: infinity where an integer is
 # wanted, and absurd nesting.
@@ -27,16 +28,17 @@ class ProxyPlan:
 
     Attributes:
         profile: what both sides must agree on.
-        worker: the worker's address, e.g. ``tcp://127.0.0.1:7333``.
+        worker: the worker's address, e.g. ``tcp://127.0.0.1:7333``; or
+            ``region://@name``, the door that workers come to by themselves.
         psk: the pre-shared key, or None.
-        spin_ns: how long a turn of the loop spins before it sleeps.
+        waiting: how it waits for rounds and replies.
         dial_timeout_s: how long connection, proof and HELLO may take together.
     """
 
     profile: Profile
     worker: str
     psk: bytes | None = field(default=None, repr=False)
-    spin_ns: int = 50_000
+    waiting: Waiting = field(default_factory=Waiting)
     dial_timeout_s: float = 5.0
 
     def __post_init__(self) -> None:
@@ -45,11 +47,10 @@ class ProxyPlan:
         Raises:
             ConfigError: the address, the key, or a time.
         """
-        parse(self.worker, "worker")
+        if parse_door(self.worker, "worker") is None:
+            parse(self.worker, "worker")
         if self.psk is not None:
             check_key(self.psk, "psk")
-        if self.spin_ns < 0:
-            raise ConfigError("spin_ns", "0 or more", self.spin_ns)
         if not 0 <= self.dial_timeout_s < float("inf"):  # a NaN is neither
             found = self.dial_timeout_s
             raise ConfigError("dial_timeout_s", "seconds, 0 or more", found)
@@ -61,7 +62,8 @@ class ProxyPlan:
                 "profile": self.profile.canonical_json().decode("ascii"),
                 "worker": self.worker,
                 "psk": None if self.psk is None else self.psk.hex(),
-                "spin_ns": self.spin_ns,
+                "wait": self.waiting.wait,
+                "spin_ns": self.waiting.spin_ns,
                 "dial_timeout_s": self.dial_timeout_s,
             }
         ).encode("ascii")
@@ -81,7 +83,7 @@ class ProxyPlan:
                 profile=Profile.from_json(parts["profile"].encode("ascii")),
                 worker=str(parts["worker"]),
                 psk=None if psk is None else bytes.fromhex(psk),
-                spin_ns=int(parts["spin_ns"]),
+                waiting=Waiting(str(parts["wait"]), int(parts["spin_ns"])),
                 dial_timeout_s=float(parts["dial_timeout_s"]),
             )
         except _NO_PLAN as error:

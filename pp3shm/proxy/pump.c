@@ -1,4 +1,5 @@
 #include "proxy/pump.h"
+#include "proxy/near.h"
 
 #include <errno.h>
 #include <poll.h>
@@ -17,7 +18,7 @@ enum {
     ERROR_LEAST = 16 + PP3_CRC_BYTES, /* code, length of the text, round */
     ERROR_TEXT = 1024,
     BUFFER = 65536,
-    GO_ON = -1, /* no reason to come back */
+    GO_ON = PP3_PUMP_GO_ON,
 };
 
 /* A spin gives way to others so often: the worker, or the engine, may have been woken on
@@ -57,6 +58,7 @@ void pp3_pump_free(struct pp3_pump *p)
 void pp3_pump_close(struct pp3_pump *p)
 {
     p->link_fd = -1;
+    p->near = 0;
     p->start = p->end = p->frame_bytes = p->out_bytes = 0;
     p->began_ns = 0;
     p->frame = p->out = NULL;
@@ -88,7 +90,7 @@ static void count(struct pp3_pump *p, uint32_t index)
     pp3_count(p->hand->ring, index, 1);
 }
 
-static int about(struct pp3_pump *p, int why, struct pp3_taken *subject, int error)
+int pp3_pump_about(struct pp3_pump *p, int why, struct pp3_taken *subject, int error)
 {
     p->subject = subject;
     p->error = error;
@@ -128,7 +130,7 @@ static int push(struct pp3_pump *p)
         sent = send(p->link_fd, p->out, p->out_bytes, MSG_NOSIGNAL | MSG_DONTWAIT);
     while (sent < 0 && errno == EINTR);
     if (sent < 0 && errno != EAGAIN && errno != EWOULDBLOCK)
-        return about(p, PP3_PUMP_LOST, NULL, errno);
+        return pp3_pump_about(p, PP3_PUMP_LOST, NULL, errno);
     if (sent > 0) {
         p->out += sent;
         p->out_bytes -= (uint32_t)sent;
@@ -136,9 +138,20 @@ static int push(struct pp3_pump *p)
     return GO_ON;
 }
 
-static int send_step(struct pp3_pump *p, struct pp3_taken *t)
+void pp3_pump_sent(struct pp3_pump *p, struct pp3_taken *t)
 {
     struct pp3_step_row rows[PP3_MOST_SLOTS];
+
+    t->sent_ns = pp3_now();
+    p->moved = 1;
+    for (uint32_t i = rows_of(p, t, rows); i-- > 0;)
+        p->told[rows[i].slot] =
+            (struct pp3_told){rows[i].position, rows[i].generation, 1};
+    count(p, p->tally.steps_sent);
+}
+
+static int send_step(struct pp3_pump *p, struct pp3_taken *t)
+{
     struct pp3_frame_head head = {
         .magic = {'P', 'P', '3', 'F'},
         .version = 1,
@@ -158,12 +171,8 @@ static int send_step(struct pp3_pump *p, struct pp3_taken *t)
     int why = push(p);
     if (why != GO_ON)
         return why;
-    t->sent_ns = p->out_since_ns = pp3_now();
-    p->moved = 1;
-    for (uint32_t i = rows_of(p, t, rows); i-- > 0;)
-        p->told[rows[i].slot] =
-            (struct pp3_told){rows[i].position, rows[i].generation, 1};
-    count(p, p->tally.steps_sent);
+    pp3_pump_sent(p, t);
+    p->out_since_ns = t->sent_ns;
     return GO_ON;
 }
 
@@ -183,30 +192,41 @@ static int may_take(const struct pp3_pump *p)
     return p->out_bytes == 0 && !pp3_hand_full(p->hand);
 }
 
+int pp3_pump_take(struct pp3_pump *p, struct pp3_taken **taken)
+{
+    struct pp3_hand *h = p->hand;
+    struct pp3_taken *t = p->unsent;
+
+    *taken = NULL;
+    if (!t) {
+        int found = may_take(p) ? pp3_hand_take(h) : 0;
+        if (found == 0)
+            return GO_ON;
+        if (found < 0)
+            return pp3_pump_about(p, PP3_PUMP_REQUEST,
+                                  found == -EINVAL ? h->taken[h->in_hand] : NULL,
+                                  found);
+        t = h->taken[h->in_hand - 1];
+        if (expects_reset(p, t)) {
+            p->unsent = t;
+            return pp3_pump_about(p, PP3_PUMP_RESET, t, 0);
+        }
+    }
+    p->unsent = NULL;
+    *taken = t;
+    return GO_ON;
+}
+
 /* Bounded, so that a flood of rounds keeps neither replies nor orders waiting. */
 static int send_rounds(struct pp3_pump *p)
 {
-    struct pp3_hand *h = p->hand;
-
-    for (uint32_t i = 0; i < h->ring->rounds; i++) {
-        struct pp3_taken *t = p->unsent;
+    for (uint32_t i = 0; i < p->hand->ring->rounds; i++) {
+        struct pp3_taken *t;
         int why;
         if (p->out_bytes != 0)
             return GO_ON;
-        if (!t) {
-            int taken = may_take(p) ? pp3_hand_take(h) : 0;
-            if (taken == 0)
-                return GO_ON;
-            if (taken < 0)
-                return about(p, PP3_PUMP_REQUEST,
-                             taken == -EINVAL ? h->taken[h->in_hand] : NULL, taken);
-            t = h->taken[h->in_hand - 1];
-            if (expects_reset(p, t)) {
-                p->unsent = t;
-                return about(p, PP3_PUMP_RESET, t, 0);
-            }
-        }
-        p->unsent = NULL;
+        if ((why = pp3_pump_take(p, &t)) != GO_ON || !t)
+            return why;
         if ((why = send_step(p, t)) != GO_ON)
             return why;
     }
@@ -255,7 +275,7 @@ static void heed_rows(struct pp3_pump *p, const struct pp3_taken *t)
     }
 }
 
-static int take_reply(struct pp3_pump *p)
+int pp3_pump_reply(struct pp3_pump *p)
 {
     struct pp3_hand *h = p->hand;
     struct pp3_taken *t;
@@ -269,24 +289,23 @@ static int take_reply(struct pp3_pump *p)
                                   p->received, p->came_ns);
         late = outcome != 0;
         if (outcome < 0 && outcome != -ESTALE)
-            return about(p, PP3_PUMP_RING, t, outcome);
+            return pp3_pump_about(p, PP3_PUMP_RING, t, outcome);
     } else {
         outcome = pp3_hand_late(h, round, p->frame, p->frame_bytes, p->session,
                                 p->received);
     }
     if (outcome > 0)
-        return about(p, PP3_PUMP_REFUSED, t, outcome);
+        return pp3_pump_about(p, PP3_PUMP_REFUSED, t, outcome);
     count(p, late ? p->tally.late : p->tally.replies);
     if (t)
         heed_rows(p, t);
     if (!p->tell_answer)
         return GO_ON;
     p->tell_answer = 0;
-    return about(p, PP3_PUMP_ANSWERED, NULL, 0);
+    return pp3_pump_about(p, PP3_PUMP_ANSWERED, NULL, 0);
 }
 
-/* The frame the caller was told of is done with. */
-static void consume(struct pp3_pump *p)
+void pp3_pump_consume(struct pp3_pump *p)
 {
     if (p->frame_bytes == 0)
         return;
@@ -309,16 +328,16 @@ static int take_frames(struct pp3_pump *p)
         p->frame = p->in + p->start;
         if (!may_come(p, &head)) {
             p->frame_bytes = HEAD;
-            return about(p, PP3_PUMP_HEADER, NULL, 0);
+            return pp3_pump_about(p, PP3_PUMP_HEADER, NULL, 0);
         }
         if (p->end - p->start < HEAD + head.body_bytes)
             return GO_ON;
         p->frame_bytes = HEAD + head.body_bytes;
-        why = head.kind == PP3_KIND_REPLY ? take_reply(p)
-                                          : about(p, PP3_PUMP_FRAME, NULL, 0);
+        why = head.kind == PP3_KIND_REPLY ? pp3_pump_reply(p)
+                                          : pp3_pump_about(p, PP3_PUMP_FRAME, NULL, 0);
         if (why != GO_ON)
             return why;
-        consume(p);
+        pp3_pump_consume(p);
     }
     return GO_ON;
 }
@@ -344,11 +363,11 @@ static int receive(struct pp3_pump *p)
         size_t room = p->capacity - p->end;
         ssize_t got = recv(p->link_fd, p->in + p->end, room, MSG_DONTWAIT);
         if (got == 0)
-            return about(p, PP3_PUMP_LOST, NULL, 0);
+            return pp3_pump_about(p, PP3_PUMP_LOST, NULL, 0);
         if (got < 0 && errno == EINTR)
             continue;
         if (got < 0 && errno != EAGAIN && errno != EWOULDBLOCK)
-            return about(p, PP3_PUMP_LOST, NULL, errno);
+            return pp3_pump_about(p, PP3_PUMP_LOST, NULL, errno);
         p->readable = 0;
         if (got < 0)
             return GO_ON;
@@ -378,9 +397,11 @@ static int turn(struct pp3_pump *p)
     if (pp3_pump_stopped(p))
         return PP3_PUMP_STOPPED;
     if ((error = pp3_hand_sweep(p->hand)) < 0)
-        return about(p, PP3_PUMP_RING, NULL, error);
+        return pp3_pump_about(p, PP3_PUMP_RING, NULL, error);
     if (p->unsent && !pp3_hand_find(p->hand, pp3_ticket(p->unsent->mine)))
         p->unsent = NULL; /* failed meanwhile: it need not be sent */
+    if (p->near)
+        return pp3_near_turn(p);
     if (p->out_bytes != 0 && (why = push(p)) != GO_ON)
         return why;
     if ((why = send_rounds(p)) != GO_ON)
@@ -414,33 +435,55 @@ static int rest(struct pp3_pump *p, int control_fd, int64_t sleep_ns)
     if (polled == -EINTR)
         return PP3_PUMP_IDLE; /* a handler of the interpreter's waits to be run */
     if (polled < 0)
-        return about(p, PP3_PUMP_RING, NULL, polled);
+        return pp3_pump_about(p, PP3_PUMP_RING, NULL, polled);
     if (fds[0].revents != 0)
         p->readable = 1;
     return fds[1].revents != 0 ? PP3_PUMP_CONTROL : GO_ON;
 }
 
-int pp3_pump(struct pp3_pump *p, int control_fd, uint64_t spin_ns, uint64_t slice_ns)
+void pp3_pump_waits(struct pp3_pump *p, uint32_t policy, uint64_t most_ns)
 {
-    uint64_t begun = pp3_now(), worked = begun, looked = begun, yielded = begun;
+    pp3_waiter_set(&p->waiter[0], policy, most_ns);
+    pp3_waiter_set(&p->waiter[1], policy, most_ns);
+    p->waiting = NULL;
+}
+
+/* A wait for the worker and one for the engine differ by orders: each is learned by
+ * itself. What was there at once was not waited for. */
+static void wait_anew(struct pp3_pump *p, uint64_t now)
+{
+    if (p->waiting && p->idle)
+        pp3_waiter_end(p->waiting, now - p->since_ns);
+    p->waiting = &p->waiter[p->hand->in_hand != 0];
+    p->since_ns = now;
+    p->spin_ns = pp3_waiter_begin(p->waiting);
+    p->idle = 0;
+}
+
+int pp3_pump(struct pp3_pump *p, int control_fd, uint64_t slice_ns)
+{
+    uint64_t begun = pp3_now(), looked = begun, yielded = begun;
     int why;
 
-    consume(p);
+    pp3_pump_consume(p);
     p->readable = 1; /* not known: the first turn looks */
+    if (!p->waiting)
+        wait_anew(p, begun);
     for (;;) {
         p->moved = 0;
-        if ((why = turn(p)) != GO_ON)
-            break;
+        why = turn(p);
         uint64_t now = pp3_now();
         if (p->moved)
-            worked = now;
-        if ((why = overdue(p, now)) != GO_ON)
+            wait_anew(p, now);
+        else
+            p->idle = 1;
+        if (why != GO_ON || (why = overdue(p, now)) != GO_ON)
             break;
         if (slice_ns != 0 && now - begun >= slice_ns) {
             why = PP3_PUMP_IDLE;
             break;
         }
-        int spinning = p->moved || now - worked < spin_ns;
+        int spinning = p->moved || now - p->since_ns < p->spin_ns;
         if (spinning && now - looked < PP3_SLICE_NS) {
             if (now - yielded >= YIELD_NS && !p->moved) {
                 PP3_YIELD();
@@ -454,6 +497,8 @@ int pp3_pump(struct pp3_pump *p, int control_fd, uint64_t spin_ns, uint64_t slic
         if ((why = rest(p, control_fd, spinning ? 0 : (int64_t)PP3_SLICE_NS)) != GO_ON)
             break;
     }
+    if (why != PP3_PUMP_IDLE) /* an idle one goes on with its wait */
+        p->waiting = NULL;
     count(p, p->tally.returns);
     return why;
 }

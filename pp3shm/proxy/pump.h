@@ -12,6 +12,7 @@
 #define PP3_PUMP_H
 
 #include "proxy/hand.h"
+#include "ring/waiter.h"
 
 /* Why pp3_pump came back. */
 enum pp3_pump_why {
@@ -30,6 +31,7 @@ enum pp3_pump_why {
     PP3_PUMP_LOST = 10,    /* the link: `error` is its errno, 0 where it was closed */
     PP3_PUMP_UNTAKEN = 11, /* the worker took no more of a STEP within send_ns */
     PP3_PUMP_TRICKLE = 12, /* a frame that began trickle_ns ago is not whole */
+    PP3_PUMP_STEP = 13,    /* `subject` is to be drafted here: see near.h */
 };
 
 /* What went out of a slot's committed prefix. It arrives, or the session dies; so it is
@@ -50,7 +52,8 @@ struct pp3_pump {
     struct pp3_tally tally;
     uint64_t send_ns, trickle_ns; /* how long a frame may take, out and in */
 
-    int32_t link_fd; /* -1: no session */
+    int32_t link_fd; /* -1: no session, or one without a link */
+    uint32_t near;   /* the drafter is in this process: see near.h */
     uint8_t session[16];
     uint64_t sent, received; /* frames each way: the sequence of the next one */
     struct pp3_told told[PP3_MOST_SLOTS];
@@ -72,6 +75,11 @@ struct pp3_pump {
     struct pp3_taken *subject;
     int32_t error;
 
+    struct pp3_waiter waiter[2]; /* for the next round; for a reply to one in hand */
+    struct pp3_waiter *waiting;  /* the one that waits now; NULL: a wait is to begin */
+    uint64_t since_ns, spin_ns;  /* of that wait: when it began, how long it spins */
+    uint32_t idle;     /* a turn of it moved nothing */
+
     uint32_t moved;    /* this turn: a frame went out, or bytes came in */
     uint32_t readable; /* the link was polled so */
     _Atomic uint32_t stop;
@@ -90,9 +98,11 @@ void pp3_pump_close(struct pp3_pump *p);
 /* Takes, sends, receives, publishes, until something rare happens: enum pp3_pump_why.
  * What the last call came back about is settled by calling again: its frame is consumed,
  * and after PP3_PUMP_RESET the round is sent.
- * control_fd: -1: none. spin_ns: how long to look for work after the last of it before
- * sleeping. slice_ns: how long the call may take at most; 0: for ever. */
-int pp3_pump(struct pp3_pump *p, int control_fd, uint64_t spin_ns, uint64_t slice_ns);
+ * control_fd: -1: none. slice_ns: how long the call may take at most; 0: for ever. */
+int pp3_pump(struct pp3_pump *p, int control_fd, uint64_t slice_ns);
+
+/* How it waits; at once asleep until this is called. */
+void pp3_pump_waits(struct pp3_pump *p, uint32_t policy, uint64_t most_ns);
 
 /* Whether the worker could not append the tokens of a row of a STEP: of a generation it
  * was not told of, or with tokens missing before them, for a round that failed before it
@@ -101,5 +111,17 @@ int pp3_pump_behind(const struct pp3_pump *p, const struct pp3_step_row *row);
 
 void pp3_pump_stop(struct pp3_pump *p);
 int pp3_pump_stopped(struct pp3_pump *p);
+
+/* For near.c: parts of a turn. */
+enum { PP3_PUMP_GO_ON = -1 }; /* no reason to come back */
+int pp3_pump_about(struct pp3_pump *p, int why, struct pp3_taken *subject, int error);
+/* The next round is in hand and, where a slot of it has to be restated, `unsent`. */
+int pp3_pump_take(struct pp3_pump *p, struct pp3_taken **taken);
+/* Its STEP is on its way, or has been handed out. */
+void pp3_pump_sent(struct pp3_pump *p, struct pp3_taken *t);
+/* `frame` is a REPLY of a possible length. */
+int pp3_pump_reply(struct pp3_pump *p);
+/* What the last call came back about is done with. */
+void pp3_pump_consume(struct pp3_pump *p);
 
 #endif

@@ -5,7 +5,9 @@ from typing import Any
 from pp3shm._core import ffi, lib
 from pp3shm.errors import RingError
 from pp3shm.proxy.counters import INDEX
+from pp3shm.proxy.greet import Greeting
 from pp3shm.proxy.hands import Hands, Taken
+from pp3shm.ring.waiting import WAITS, Waiting
 
 
 class Pump:
@@ -14,7 +16,7 @@ class Pump:
     Args:
         hands: the rounds it takes and resolves.
         control_fd: readable when whoever started us wants attention; -1: none.
-        spin_ns: how long to look for work before sleeping.
+        waiting: how it waits, for rounds and for replies.
         slice_ns: how long one call may take; 0: for ever. A thread that takes part in
             nobody's signals has no reason to come back, and each time it does it may
             wait for an interpreter that is busy.
@@ -24,7 +26,7 @@ class Pump:
     """
 
     def __init__(
-        self, hands: Hands, control_fd: int, spin_ns: int, slice_ns: int
+        self, hands: Hands, control_fd: int, waiting: Waiting, slice_ns: int
     ) -> None:
         self._hands = hands
         tally = ffi.new(
@@ -42,14 +44,16 @@ class Pump:
             raise RingError("pump", "memory for its buffer", "none")
         self.c: Any = ffi.gc(pump, lib.pp3_pump_free)
         self._control_fd = control_fd
-        self._spin_ns = min(spin_ns, 2**63 - 1)
+        lib.pp3_pump_waits(self.c, WAITS[waiting.wait], waiting.most_ns)
         self._slice_ns = slice_ns
+
+    def open(self, greeting: Greeting) -> None:
+        """A session begins."""
+        lib.pp3_pump_open(self.c, greeting.link.fileno(), greeting.session)
 
     def __call__(self) -> int:
         """Run until something rare happens: a ``PP3_PUMP_...``."""
-        return int(
-            lib.pp3_pump(self.c, self._control_fd, self._spin_ns, self._slice_ns)
-        )
+        return int(lib.pp3_pump(self.c, self._control_fd, self._slice_ns))
 
     @property
     def subject(self) -> Taken | None:

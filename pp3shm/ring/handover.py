@@ -142,10 +142,15 @@ def attach_rank(
         return end
 
 
-def _uid_of(link: socket.socket) -> int:
-    """The user of the peer's process."""
+def peer_of(link: socket.socket) -> tuple[int, int]:
+    """Process id and user of the peer, as they were when it connected."""
     peer = link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    return int(_CREDENTIALS.unpack(peer)[1])
+    pid, uid, _ = _CREDENTIALS.unpack(peer)
+    return pid, uid
+
+
+def _uid_of(link: socket.socket) -> int:
+    return peer_of(link)[1]
 
 
 def _bytes_of(address: str) -> str | bytes:
@@ -153,15 +158,13 @@ def _bytes_of(address: str) -> str | bytes:
     return b"\0" + os.fsencode(address[1:]) if address.startswith("@") else address
 
 
-def _pidfd_of(link: socket.socket) -> int:
+def pidfd_of(link: socket.socket) -> int:
     """A pidfd of the peer, which then has the same user as this process.
 
     Raises:
         RegionError: another user, or a process that cannot be watched.
     """
-    pid, uid, _ = struct.unpack(
-        "3i", link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-    )
+    pid, uid = peer_of(link)
     if uid != os.geteuid():
         raise RegionError("peer", f"user {os.geteuid()}", f"user {uid}")
     try:
@@ -178,7 +181,8 @@ def _pidfd_of(link: socket.socket) -> int:
     return pidfd
 
 
-def _dead(pidfd: int) -> bool:
+def is_dead(pidfd: int) -> bool:
+    """True where the process is known to be gone."""
     return bool(select.select([pidfd], [], [], 0)[0])
 
 
@@ -261,7 +265,7 @@ class Doorman:
         pidfd = -1
         ask = link.recv(_ASK.size + 1)  # first: unread, it would undo a refusal
         try:
-            pidfd = _pidfd_of(link)
+            pidfd = pidfd_of(link)
             self._hand(link, ask, pidfd)
         except Pp3Error as error:
             link.send(str(error).encode()[:1024])
@@ -286,7 +290,7 @@ class Doorman:
 
     def _free(self, rank: int) -> bool:
         held = self._pidfds.get(rank)
-        return rank not in self._attached and (held is None or _dead(held))
+        return rank not in self._attached and (held is None or is_dead(held))
 
     def _hand(self, link: socket.socket, ask: bytes, pidfd: int) -> None:
         """The pidfd is kept before anything is given; attached once it is mapped."""

@@ -217,8 +217,8 @@ class EngineEnd(Reader):
         """True where the rank's process is known to be gone."""
         return bool(lib.pp3_rank_dead(self.handle, rank) == 1)
 
-    def add_thread_owner(self) -> int:
-        """An owner id for a proxy that is a thread of this process.
+    def add_owner(self) -> int:
+        """An owner id for a proxy whose end ``owner_dead`` will be told of.
 
         Raises:
             RingError: all 255 are living, or still named by a round.
@@ -226,11 +226,16 @@ class EngineEnd(Reader):
         owner = lib.pp3_owner_add_thread(self.handle)
         if owner < 0:
             self._refused(owner)
-        self._threads.add(int(owner))
         return int(owner)
 
+    def add_thread_owner(self) -> int:
+        """As ``add_owner``, for a thread of this process."""
+        owner = self.add_owner()
+        self._threads.add(owner)
+        return owner
+
     def owner_dead(self, owner: int) -> int:
-        """Its thread has been joined: what it was writing fails with status 7.
+        """It touches nothing any more: what it was writing fails with status 7.
 
         Returns:
             How many rounds that were.

@@ -1,6 +1,7 @@
 /* The watchdog: deadlines, deaths, and the one proxy process that lives at a time. */
 #include "ring/watchdog.h"
 
+#include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
@@ -34,12 +35,15 @@ struct pp3_watchdog {
     unsigned forks;
     int joined;
     PP3_A32 command;
-    pthread_mutex_t lock; /* of `shown`, which any thread reads */
+    pthread_mutex_t lock; /* of `shown`, which any thread reads, and the offer */
     struct pp3_watch shown;
+    int offered;      /* a pidfd to be watched from the next turn on, or -1 */
+    uint32_t leaving; /* the owner that is not to be watched any more, or 0 */
     /* the thread's own */
     int pidfd, socket; /* -1: no proxy runs. The child sees the socket close with us */
     pid_t pid;
     uint32_t owner, early;
+    int adopted; /* not our child: somebody else reaps it, and we start no other */
     uint64_t started_ns, start_at_ns, kill_at_ns; /* 0: not to be */
 };
 
@@ -229,18 +233,54 @@ static void bury(struct pp3_watchdog *w)
     int32_t status;
 
     (void)pp3_owner_gone(w->ring, w->owner);
-    status = reap(w);
+    status = w->adopted ? INT32_MIN : reap(w);
     (void)close(w->pidfd);
-    (void)close(w->socket);
+    if (w->socket >= 0)
+        (void)close(w->socket);
     w->pidfd = w->socket = -1;
     w->kill_at_ns = 0;
     (void)pthread_mutex_lock(&w->lock);
     w->shown.deaths++;
     w->shown.last_status = status;
     (void)pthread_mutex_unlock(&w->lock);
+    if (w->adopted) {
+        w->adopted = 0;
+        show(w, PP3_WATCH_IDLE);
+        return;
+    }
     now = pp3_now();
     w->early = now - w->started_ns < EARLY_NS ? w->early + (w->early < 64) : 0;
     delay(w, now);
+}
+
+/* ---- one that others started ------------------------------------------------------ */
+
+static void forget(struct pp3_watchdog *w)
+{
+    (void)close(w->pidfd);
+    w->pidfd = -1;
+    w->adopted = 0;
+    show(w, PP3_WATCH_IDLE);
+}
+
+/* pid and owner of an offer stand in `shown` since it was made. */
+static void heed_offers(struct pp3_watchdog *w)
+{
+    uint32_t leaving;
+
+    (void)pthread_mutex_lock(&w->lock);
+    if (w->offered >= 0) {
+        w->pidfd = w->offered;
+        w->offered = -1;
+        w->pid = w->shown.pid;
+        w->owner = w->shown.owner;
+        w->adopted = 1;
+    }
+    leaving = w->leaving;
+    w->leaving = 0;
+    (void)pthread_mutex_unlock(&w->lock);
+    if (w->adopted && leaving == w->owner) /* else it died meanwhile */
+        forget(w);
 }
 
 /* ---- the thread ------------------------------------------------------------------- */
@@ -250,7 +290,7 @@ static int obey(struct pp3_watchdog *w, uint64_t now)
     uint32_t command = PP3_LOAD(&w->command, acquire);
 
     if (command & STOP) {
-        if (w->pidfd < 0)
+        if (w->pidfd < 0 || w->adopted) /* who is not our child sees our end by itself */
             return 1;
         if (w->kill_at_ns == 0) {
             w->kill_at_ns = now + w->plan.grace_ns;
@@ -317,6 +357,7 @@ static void *watch(void *argument)
     struct pp3_watchdog *w = argument;
 
     for (;;) {
+        heed_offers(w);
         if (w->pidfd >= 0 && pp3_pidfd_gone(w->pidfd))
             bury(w);
         if (obey(w, pp3_now()))
@@ -371,7 +412,7 @@ static struct pp3_watchdog *make(struct pp3_ring *r, const struct pp3_plan *plan
     w->plan = *plan;
     w->forks = pp3_forks;
     w->joined = 1;
-    w->pidfd = w->socket = -1;
+    w->pidfd = w->socket = w->offered = -1;
     w->shown.last_status = INT32_MIN;
     (void)pthread_mutex_init(&w->lock, 0);
     w->plan.argv = plan->argv ? copy_strings(plan->argv) : 0;
@@ -428,6 +469,45 @@ static int command(struct pp3_watchdog *w, uint32_t bits)
     return 0;
 }
 
+int pp3_watchdog_adopt(struct pp3_watchdog *w, int pidfd, int32_t pid, uint32_t owner)
+{
+    int own, busy;
+
+    if (w->forks != pp3_forks)
+        return -EOWNERDEAD;
+    if (w->plan.argv || pid <= 0)
+        return -EINVAL;
+    own = fcntl(pidfd, F_DUPFD_CLOEXEC, 3);
+    if (own < 0)
+        return -errno;
+    (void)pthread_mutex_lock(&w->lock);
+    busy = w->shown.pid != 0 || w->shown.state == PP3_WATCH_STOPPED;
+    if (!busy) {
+        w->offered = own;
+        w->shown.pid = pid;
+        w->shown.owner = owner;
+        w->shown.state = PP3_WATCH_RUNS;
+        w->shown.starts++;
+    }
+    (void)pthread_mutex_unlock(&w->lock);
+    if (busy) {
+        (void)close(own);
+        return -EBUSY;
+    }
+    return command(w, 0);
+}
+
+int pp3_watchdog_forget(struct pp3_watchdog *w, uint32_t owner)
+{
+    if (w->forks != pp3_forks)
+        return -EOWNERDEAD;
+    (void)pthread_mutex_lock(&w->lock);
+    if (w->shown.owner == owner)
+        w->leaving = owner;
+    (void)pthread_mutex_unlock(&w->lock);
+    return command(w, 0);
+}
+
 int pp3_watchdog_kick(struct pp3_watchdog *w) { return command(w, 0); }
 int pp3_watchdog_replace(struct pp3_watchdog *w) { return command(w, REPLACE); }
 
@@ -439,7 +519,9 @@ void pp3_watchdog_leave(struct pp3_watchdog *w)
         (void)close(w->socket);
     if (w->pidfd >= 0)
         (void)close(w->pidfd);
-    w->socket = w->pidfd = -1;
+    if (w->offered >= 0)
+        (void)close(w->offered);
+    w->socket = w->pidfd = w->offered = -1;
 }
 
 /* One caller at a time. SIGTERM, grace, SIGKILL; deadlines are kept meanwhile. */
@@ -458,6 +540,10 @@ void pp3_watchdog_free(struct pp3_watchdog *w)
 {
     if (!w)
         return;
+    if (w->pidfd >= 0) /* of one that was adopted */
+        (void)close(w->pidfd);
+    if (w->offered >= 0)
+        (void)close(w->offered);
     free_strings(w->plan.argv);
     free_strings(w->plan.envp);
     free(w->record);

@@ -32,5 +32,11 @@ void pp3_watchdog_free(struct pp3_watchdog *w);
 void pp3_watchdog_stats(struct pp3_watchdog *w, struct pp3_watch *stats);
 int pp3_watchdog_kick(struct pp3_watchdog *w);
 int pp3_watchdog_replace(struct pp3_watchdog *w);
+/* Watch a proxy that somebody else started, before it gets the region: pidfd is copied.
+ * Its death fails its rounds as any other's; a replace kills it; a stop leaves it alone.
+ * 0; -EBUSY: one is watched, dead or not; -EINVAL: this watchdog starts its own. */
+int pp3_watchdog_adopt(struct pp3_watchdog *w, int pidfd, int32_t pid, uint32_t owner);
+/* It has let go of the region in order, pp3_owner_dead was said of it: watch it no more. */
+int pp3_watchdog_forget(struct pp3_watchdog *w, uint32_t owner);
 uint64_t pp3_watchdog_tick(struct pp3_ring *r, uint64_t now_ns);
 #endif

@@ -4,6 +4,7 @@ Python only starts and stops it: it holds no lock that the watchdog could wait f
 """
 
 import contextlib
+import errno
 import functools
 import os
 import threading
@@ -117,8 +118,7 @@ class Watchdog:
         # holds the ring: its end may be closed while the thread still runs
         self._finalizer = weakref.finalize(self, _stop, watchdog, handle, fds)
         self._fds = fds
-        if argv is not None:
-            engine.pid_of_owner = functools.partial(_pid_of, weakref.ref(self))
+        engine.pid_of_owner = functools.partial(_pid_of, weakref.ref(self))
         _RUNNING.add(self)
 
     def stats(self) -> WatchStats:
@@ -143,6 +143,41 @@ class Watchdog:
             ticks=seen.ticks,
         )
 
+    def adopt(self, pidfd: int, pid: int, owner: int) -> bool:
+        """Watches a proxy that somebody else started, before it gets the region.
+
+        Args:
+            pidfd: of its process; copied.
+            pid: for people.
+            owner: its owner id, whose rounds fail when it dies.
+
+        Returns:
+            False: one is watched, whose death has perhaps not been seen yet.
+
+        Raises:
+            RingError: it cannot be watched, or this is a forked child.
+        """
+        with self._lock:
+            if not self._finalizer.alive:
+                raise RingError("watchdog", "a running one", "a stopped one")
+            code = lib.pp3_watchdog_adopt(self._watchdog, pidfd, pid, owner)
+        if code == -errno.EBUSY:
+            return False
+        if code < 0:
+            raise RingError("proxy", "a process to watch", os.strerror(-code))
+        return True
+
+    def forget(self, owner: int) -> None:
+        """Watches an adopted one no more: it has let go of the region in order.
+
+        Args:
+            owner: its owner id.
+
+        Raises:
+            RingError: it is stopped, or this is a forked child.
+        """
+        self._command(lib.pp3_watchdog_forget, owner)
+
     def kick(self) -> None:
         """Makes it look at everything now.
 
@@ -166,11 +201,11 @@ class Watchdog:
             _close(self._fds)
             self._fds.clear()
 
-    def _command(self, call: Any) -> None:
+    def _command(self, call: Any, *arguments: int) -> None:
         with self._lock:
             if not self._finalizer.alive:
                 raise RingError("watchdog", "a running one", "a stopped one")
-            if call(self._watchdog) < 0:
+            if call(self._watchdog, *arguments) < 0:
                 raise RingError("process", "the one that started it", "a forked child")
 
     def stop(self) -> None:

@@ -6,17 +6,32 @@
 /* A wait comes back to the caller so often, to let signals in. */
 #define SIGNAL_NS UINT64_C(50000000)
 
-static int wait(const struct pp3_hear *h, struct pp3_ring *r, uint64_t ticket,
+static int wait(struct pp3_hear *h, struct pp3_ring *r, uint64_t ticket,
                 uint64_t limit_ns, uint64_t *word)
 {
-    uint64_t until = pp3_now() + SIGNAL_NS + h->spin_ns;
-    int last = limit_ns <= until;
-    int error = pp3_wait(r, ticket, last ? limit_ns : until, h->spin_ns, word);
+    uint64_t now = pp3_now(), spin = 0;
+    int error, last;
 
-    return error == -ETIMEDOUT && !last ? -EAGAIN : error;
+    if (h->waiting != ticket) {
+        h->waiting = ticket;
+        h->begun_ns = now;
+        spin = pp3_waiter_begin(&h->waiter);
+    } else if (h->waiter.policy == PP3_WAIT_SPIN) {
+        spin = UINT64_MAX;
+    } /* else this wait has spun */
+    /* a spin to the end comes back for signals too, and then goes on */
+    uint64_t until = now + SIGNAL_NS + (spin == UINT64_MAX ? 0 : spin);
+    last = limit_ns <= until;
+    error = pp3_wait(r, ticket, last ? limit_ns : until, spin, word);
+    if (error == -ETIMEDOUT && !last)
+        return -EAGAIN;
+    if (error == 0 && h->waiter.policy == PP3_WAIT_HYBRID)
+        pp3_waiter_end(&h->waiter, pp3_now() - h->begun_ns);
+    h->waiting = 0;
+    return error;
 }
 
-int pp3_hear(const struct pp3_hear *h, struct pp3_ring *r, uint64_t ticket,
+int pp3_hear(struct pp3_hear *h, struct pp3_ring *r, uint64_t ticket,
              uint64_t limit_ns, uint32_t stale, struct pp3_heard *heard)
 {
     uint64_t word = 0;

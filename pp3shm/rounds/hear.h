@@ -4,14 +4,16 @@
 #define PP3_ROUNDS_HEAR_H
 
 #include "proxy/exchange.h"
+#include "ring/waiter.h"
 #include "rounds/ask.h"
 
 /* One rank's reading. */
 struct pp3_hear {
     struct pp3_ask *ask; /* of the engine's own rank, else NULL */
     uint64_t *released;  /* [rounds] the last this rank let go; the reader's */
-    uint64_t spin_ns;
     uint32_t rank, slots, status_at; /* status_at: of the statuses in a buffer */
+    struct pp3_waiter waiter; /* one thread waits at a time */
+    uint64_t waiting, begun_ns; /* the round of a wait that came back, since when */
 };
 
 /* How a round ended. The page is the reader's until it lets go; this is its own. */
@@ -31,7 +33,7 @@ struct pp3_heard {
  * -ETIMEDOUT: the limit. -EALREADY: this rank has let it go. -ESTALE: of another entry.
  * -EBADE: the buffer is of round heard->round and not of this one, which has been let
  * go. -EBADMSG, -EOWNERDEAD: as the ring. */
-int pp3_hear(const struct pp3_hear *h, struct pp3_ring *r, uint64_t ticket,
+int pp3_hear(struct pp3_hear *h, struct pp3_ring *r, uint64_t ticket,
              uint64_t limit_ns, uint32_t stale, struct pp3_heard *heard);
 
 /* Nothing of the round is used after this. 0, or as pp3_release. */

@@ -2,6 +2,7 @@
 
 from pp3shm.worker.connection import Patience
 from pp3shm.worker.drafter import Drafter, DraftRow, Factory
+from pp3shm.worker.region import RegionWorker
 from pp3shm.worker.server import Worker
 
-__all__ = ["DraftRow", "Drafter", "Factory", "Patience", "Worker"]
+__all__ = ["DraftRow", "Drafter", "Factory", "Patience", "RegionWorker", "Worker"]

@@ -13,6 +13,7 @@ from typing import Any
 from pp3shm.errors import ConfigError, Pp3Error
 from pp3shm.layout.keyproof import load_key
 from pp3shm.layout.profile import SEMANTIC, Profile
+from pp3shm.worker.region import RegionWorker
 from pp3shm.worker.server import Worker
 
 _HASHES = ("id_map_sha256", "target_sha256", "draft_sha256", "markov_sha256")
@@ -24,12 +25,18 @@ _OPTIONAL = (*_HASHES, "context_bytes", "semantic")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Give a parser the options of ``pp3shm worker``."""
     add = parser.add_argument
-    add(
+    where = parser.add_mutually_exclusive_group(required=True)
+    where.add_argument(
         "--listen",
         action="append",
-        required=True,
         metavar="ADDRESS",
         help="tcp://host:port, unix:///path or unix://@name; may be repeated",
+    )
+    where.add_argument(
+        "--region",
+        metavar="ADDRESS",
+        help="an engine's door on this host, region:///path or region://@name: "
+        "rounds are taken from its region, and the worker ends with it",
     )
     add(
         "--drafter",
@@ -56,18 +63,32 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--ready-fd",
         type=int,
         metavar="N",
-        help="write the addresses there, one a line, once listening; then close it",
+        help="write the addresses there, one a line, once listening or attached; "
+        "then close it",
+    )
+    add(
+        "--wait",
+        choices=("spin", "hybrid", "futex"),
+        default="hybrid",
+        help="with --region: how to wait for rounds (default: %(default)s)",
+    )
+    add(
+        "--attach-timeout",
+        type=float,
+        default=10.0,
+        metavar="SECONDS",
+        help="with --region: how long to wait for the engine (default: %(default)s)",
     )
 
 
 def run(
     args: argparse.Namespace, say: Callable[[str], None] = lambda _text: None
 ) -> int:
-    """Serve until SIGTERM or SIGINT.
+    """Serve until SIGTERM or SIGINT, at a region until its engine ends too.
 
     Args:
         args: of a parser that :func:`add_arguments` prepared.
-        say: told ``listening on ADDRESS`` for each address.
+        say: told ``listening on ADDRESS`` for each address, or ``attached to ADDRESS``.
 
     Returns:
         The exit status, 0.
@@ -82,11 +103,23 @@ def run(
         fields = {}  # a factory: what its drafters would say, nobody can ask yet
     profile = profile_of(args, fields)
     key = load_key(args.key_file) if args.key_file is not None else None
+    worker: Worker | RegionWorker
     with _users_code("--drafter", "a drafter or a factory of one"):
-        worker = Worker(drafter, profile, args.listen, key)
+        if args.region is not None:
+            worker = RegionWorker(
+                drafter,
+                profile,
+                args.region,
+                key,
+                wait=args.wait,
+                attach_timeout_s=args.attach_timeout,
+            )
+        else:
+            worker = Worker(drafter, profile, args.listen, key)
+    verb = "listening on" if args.region is None else "attached to"
     with _writing(args.ready_fd) as tell, _signals_stop(worker), worker:
         for address in worker.addresses:
-            say(f"listening on {address}")
+            say(f"{verb} {address}")
         tell(worker.addresses)
         worker.serve_forever()
     return 0
@@ -164,7 +197,7 @@ def profile_of(args: argparse.Namespace, fields: object) -> Profile:
 
 
 @contextlib.contextmanager
-def _signals_stop(worker: Worker) -> Iterator[None]:
+def _signals_stop(worker: Worker | RegionWorker) -> Iterator[None]:
     """SIGTERM and SIGINT end the worker in order, for as long as this lasts."""
     before = {
         number: signal.signal(number, lambda *_: worker.request_stop())

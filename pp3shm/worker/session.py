@@ -3,6 +3,7 @@
 Sections 4 and 5 of the wire page stand here; the connection keeps sequences.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,7 +26,8 @@ from pp3shm.worker.draft import Task, draft
 from pp3shm.worker.drafter import DrafterSource, DraftRow, Guard
 from pp3shm.worker.slots import Slot
 
-_COUNTED = [f"rows_{status.name.lower()}" for status in Status]
+COUNTED = [f"rows_{status.name.lower()}" for status in Status]
+"""Counters of rows, by their status."""
 
 
 class Refusal(Exception):
@@ -179,9 +181,12 @@ class Session:
         ]
         if tasks:
             with self._lock:
-                draft(self.profile, self._guard, tasks, reply)
+                self._draft(tasks, reply)
         self._count(reply)
         return reply
+
+    def _draft(self, tasks: Sequence[Task], reply: Reply) -> None:
+        draft(self.profile, self._guard, tasks, reply)
 
     def _take(self, row: StepRow) -> Status:
         slot = self._slots[row.slot]
@@ -203,7 +208,7 @@ class Session:
     def _count(self, reply: Reply) -> None:
         self._counts.add("steps")
         for status in reply.status.tolist():
-            self._counts.add(_COUNTED[status])
+            self._counts.add(COUNTED[status])
 
 
 def round_of(body: bytes) -> int:

@@ -63,17 +63,21 @@ class Slot:
             return Status.ABSENT
         if row.generation < self.generation:
             return Status.STALE
-        start = row.position - len(row.committed)
+        committed = row.committed
+        start = row.position - len(committed)
         known = self.length - start  # how many of the committed tokens are held
         if (
             row.generation > self.generation
             or start < 0
-            or not 0 <= known <= len(row.committed)
+            or not 0 <= known <= len(committed)
             or row.position > self._max_positions
-            or self._tokens[start : self.length].tolist() != list(row.committed[:known])
         ):
             return Status.REFUSED
-        return self._append(row.committed[known:], row.digest)
+        if known:
+            if self._tokens[start : self.length].tolist() != list(committed[:known]):
+                return Status.REFUSED
+            committed = committed[known:]
+        return self._append(committed, row.digest)
 
     def _append(self, tail: tuple[int, ...], expected: int) -> Status:
         digest = self._digest
@@ -83,12 +87,13 @@ class Slot:
             digest.update(tail)
         if digest.value != expected:
             return Status.REFUSED
-        end = self.length + len(tail)
-        if end > len(self._tokens):
-            self._grow(end)
-        self._tokens[self.length : end] = tail
-        self.length = end
-        self._digest = digest
+        if tail:
+            self._digest = digest
+            end = self.length + len(tail)
+            if end > len(self._tokens):
+                self._grow(end)
+            self._tokens[self.length : end] = tail
+            self.length = end
         return Status.OK
 
     def _grow(self, needed: int) -> None:

@@ -254,7 +254,7 @@ def talk(data: bytes) -> None:
         script.frame(Kind.HELLO_ACK, ours.canonical_json(), 0)
     tape = Tape(script.frames(ours, 1), largest=ROOM)
     greet.secrets.token_bytes = lambda _: SESSION  # type: ignore[assignment]
-    greet._agree(tape, ours, time.monotonic() + 5)  # type: ignore[arg-type]
+    greet.agree(tape, ours, time.monotonic() + 5)  # type: ignore[arg-type]
 
 
 def reader(data: bytes) -> None:

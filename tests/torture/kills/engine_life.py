@@ -90,7 +90,7 @@ class Life:
             rounds=plan.rounds,
             ranks=1 + len(self._tell),
             kind=plan.kind,
-            spin_ns=0,
+            wait="futex",
             connect_timeout_s=0,
         )
         self._ring = self._engine._ring

@@ -153,7 +153,7 @@ def _stops(seed: int, seconds: float, slack_s: float, board: Board) -> None:
     address = f"unix://@pp3shm-stops-{os.getpid()}"
     worker = fork(lambda: worker_main(address, seed, ""), board)
     try:
-        with Engine.create(PROFILE, worker=address, rounds=ROUNDS, spin_ns=0,
+        with Engine.create(PROFILE, worker=address, rounds=ROUNDS, wait="futex",
                            connect_timeout_s=FAR_S) as engine:  # fmt: skip
             Stops(engine, seed, slack_s, board).run(seconds)
             board.add("replies too late", engine.stats()["late"])

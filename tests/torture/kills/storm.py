@@ -49,7 +49,7 @@ def rank_main(told: int, hear: int, slack_s: float) -> None:
     with os.fdopen(told) as orders, contextlib.suppress(BrokenPipeError):
         invitation = orders.readline().strip()
         try:
-            rank = Rank.attach(invitation, PROFILE, spin_ns=0, timeout_s=slack_s)
+            rank = Rank.attach(invitation, PROFILE, wait="futex", timeout_s=slack_s)
         except RegionError:
             if invitation and not hangup.poll(1000):
                 raise

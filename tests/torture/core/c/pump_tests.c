@@ -69,7 +69,7 @@ static void scene_close(struct scene *s)
     world_close(&s->w);
 }
 
-static int turn(struct scene *s) { return pp3_pump(s->pump, -1, 0, 1); }
+static int turn(struct scene *s) { return pp3_pump(s->pump, -1, 1); }
 
 static uint64_t ask_step(struct scene *s)
 {
@@ -462,15 +462,18 @@ static void it_sleeps_spins_and_comes_back_when_it_should(void)
 
     scene_open(&s, 1);
     CHECK(pipe(control) == 0);
-    EQUAL(pp3_pump(s.pump, -1, 100000, 30000000), PP3_PUMP_IDLE);
+    pp3_pump_waits(s.pump, PP3_WAIT_HYBRID, 100000);
+    EQUAL(pp3_pump(s.pump, -1, 30000000), PP3_PUMP_IDLE);
+    pp3_pump_waits(s.pump, PP3_WAIT_SPIN, 0);
     /* long enough to look several times while it spins, however busy the machine */
-    EQUAL(pp3_pump(s.pump, control[0], 200000000, 100000000), PP3_PUMP_IDLE);
+    EQUAL(pp3_pump(s.pump, control[0], 100000000), PP3_PUMP_IDLE);
+    pp3_pump_waits(s.pump, PP3_WAIT_FUTEX, 0);
     CHECK(write(control[1], "x", 1) == 1);
-    EQUAL(pp3_pump(s.pump, control[0], 0, 0), PP3_PUMP_CONTROL);
+    EQUAL(pp3_pump(s.pump, control[0], 0), PP3_PUMP_CONTROL);
     fail(PPOLL, 0, 1, EINTR);
-    EQUAL(pp3_pump(s.pump, -1, 0, 0), PP3_PUMP_IDLE);
+    EQUAL(pp3_pump(s.pump, -1, 0), PP3_PUMP_IDLE);
     fail(PPOLL, 0, 1, EBADF);
-    EQUAL(pp3_pump(s.pump, -1, 0, 0), PP3_PUMP_RING);
+    EQUAL(pp3_pump(s.pump, -1, 0), PP3_PUMP_RING);
     EQUAL(s.pump->error, -EBADF);
     s.pump->tell_answer = 1;
     uint64_t t = send_one(&s);

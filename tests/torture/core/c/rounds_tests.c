@@ -89,6 +89,25 @@ static void a_round_is_asked_heard_and_let_go(void)
     scene_close(&s);
 }
 
+static void it_waits_as_it_is_told(void)
+{
+    for (uint32_t how = PP3_WAIT_FUTEX; how <= PP3_WAIT_SPIN; how++) {
+        struct scene s;
+        scene_open(&s);
+        pp3_waiter_set(&s.hear.waiter, how, 1000);
+        uint64_t t = (uint64_t)pp3_ask_step(s.ask, s.w.engine, 60.0);
+        EQUAL(hear(&s, t, UINT64_MAX, 0), -EAGAIN);
+        EQUAL(hear(&s, t, UINT64_MAX, 0), -EAGAIN); /* the same wait, and no spin more */
+        EQUAL(s.hear.waiting, t);
+        EQUAL(publish(&s, t), t);
+        CHECK(hear(&s, t, UINT64_MAX, 0) >= 0);
+        EQUAL(s.hear.waiting, 0);
+        EQUAL(s.hear.waiter.waits, how == PP3_WAIT_HYBRID);
+        EQUAL(pp3_let_go(&s.hear, s.w.engine, t), 0);
+        scene_close(&s);
+    }
+}
+
 static void a_failed_round_is_heard_of_too_and_patience_ends(void)
 {
     struct scene s;
@@ -197,6 +216,7 @@ static void without_memory_nobody_asks(void)
 }
 
 const struct test rounds_tests[] = {
+    {"a rank waits as it is told", it_waits_as_it_is_told},
     {"a round is asked, heard and let go", a_round_is_asked_heard_and_let_go},
     {"a failed round is heard of too, and patience ends",
      a_failed_round_is_heard_of_too_and_patience_ends},

@@ -206,7 +206,100 @@ static void a_forked_child_has_no_watchdog(void)
     guard_end(&g);
 }
 
+static struct pp3_watchdog *alone(struct world *w)
+{
+    struct pp3_plan plan = {0};
+    int error;
+
+    world_open(w, 2, 4, 1);
+    return pp3_watchdog_start(w->engine, &plan, &error);
+}
+
+static void one_that_others_started_is_watched_too(void)
+{
+    struct world w;
+    struct pp3_watchdog *g = alone(&w);
+    struct pp3_watch seen;
+    uint64_t word = 0;
+    int pidfd;
+    pid_t child = sleeper(&pidfd);
+    int owner = pp3_owner_add(w.engine);
+
+    EQUAL(pp3_watchdog_adopt(g, pidfd, child, (uint32_t)owner), 0);
+    EQUAL(pp3_watchdog_adopt(g, pidfd, child, (uint32_t)owner), -EBUSY);
+    (void)close(pidfd);
+    pp3_watchdog_stats(g, &seen);
+    CHECK(seen.pid == child && seen.owner == (uint32_t)owner && seen.starts == 1);
+    EQUAL(seen.state, PP3_WATCH_RUNS);
+    EQUAL(ask(w.engine, FAR), 1);
+    CHECK(take_one(world_end(&w, (uint32_t)owner))); /* in its place */
+    EQUAL(pp3_watchdog_replace(g), 0);               /* by its death */
+    UNTIL((pp3_watchdog_stats(g, &seen), seen.deaths == 1 && seen.pid == 0));
+    EQUAL(seen.state, PP3_WATCH_IDLE);
+    EQUAL(pp3_word(w.engine, 1, &word), 0);
+    EQUAL(pp3_state(word), PP3_FAILED + PP3_ORPHANED);
+    int status = 0; /* ours to reap, not the watchdog's */
+    CHECK(waitpid(child, &status, 0) == child && WTERMSIG(status) == SIGKILL);
+    EQUAL(pp3_watchdog_stop(g), 0);
+    pp3_watchdog_free(g);
+    world_close(&w);
+}
+
+static void one_that_has_left_is_forgotten_and_another_is_watched(void)
+{
+    struct world w;
+    struct pp3_watchdog *g = alone(&w);
+    struct pp3_watch seen;
+    int pidfd;
+    pid_t child = sleeper(&pidfd);
+
+    EQUAL(pp3_watchdog_forget(g, 1), 0); /* there is none */
+    FORKED(EQUAL(pp3_watchdog_forget(g, 1), -EOWNERDEAD));
+    for (int i = 0; i < 3; i++) {
+        UNTIL((pp3_watchdog_stats(g, &seen), seen.pid == 0));
+        uint32_t owner = (uint32_t)pp3_owner_add(w.engine);
+        EQUAL(pp3_watchdog_adopt(g, pidfd, child, owner), 0);
+        EQUAL(pp3_watchdog_forget(g, owner + 1), 0); /* another */
+        if (i == 2)
+            break; /* the stop finds it there, and leaves it alone */
+        EQUAL(pp3_watchdog_forget(g, owner), 0);
+    }
+    EQUAL(pp3_watchdog_stop(g), 0);
+    EQUAL(pp3_watchdog_adopt(g, pidfd, child, 7), -EBUSY);
+    pp3_watchdog_stats(g, &seen);
+    EQUAL(seen.starts, 3);
+    EQUAL(seen.deaths, 0);
+    pp3_watchdog_free(g);
+    EQUAL(waitpid(child, 0, WNOHANG), 0); /* it lives */
+    (void)kill(child, SIGKILL);
+    (void)waitpid(child, 0, 0);
+    (void)close(pidfd);
+    world_close(&w);
+}
+
+static void one_that_cannot_be_watched_is_refused(void)
+{
+    struct guard g;
+    struct world w;
+    struct pp3_watchdog *dog = alone(&w);
+
+    EQUAL(pp3_watchdog_adopt(dog, -1, 1, 1), -EBADF);
+    EQUAL(pp3_watchdog_adopt(dog, 0, 0, 1), -EINVAL);
+    FORKED(EQUAL(pp3_watchdog_adopt(dog, 0, 1, 1), -EOWNERDEAD));
+    EQUAL(pp3_watchdog_stop(dog), 0);
+    EQUAL(pp3_watchdog_adopt(dog, 0, 1, 1), -EBUSY);
+    pp3_watchdog_free(dog);
+    world_close(&w);
+    guard_begin(&g, "stay", 0);
+    EQUAL(pp3_watchdog_adopt(g.watchdog, 0, 1, 1), -EINVAL); /* it starts its own */
+    guard_end(&g);
+}
+
 const struct test watchdog_tests[] = {
+    {"one that others started is watched too", one_that_others_started_is_watched_too},
+    {"one that has left is forgotten, and another is watched",
+     one_that_has_left_is_forgotten_and_another_is_watched},
+    {"one that cannot be watched is refused", one_that_cannot_be_watched_is_refused},
     {"a watchdog keeps deadlines without a proxy",
      a_watchdog_keeps_deadlines_without_a_proxy},
     {"a proxy is started, told and ended", a_proxy_is_started_told_and_ended},
