@@ -159,6 +159,8 @@ static int send_step(struct pp3_pump *p, struct pp3_taken *t)
     if (why != GO_ON)
         return why;
     t->sent_ns = p->out_since_ns = pp3_now();
+    pp3_trace_put(p->hand->ring, t->mine, PP3_TAKEN, t->taken);
+    pp3_trace_put(p->hand->ring, t->mine, PP3_SENT, pp3_tick());
     p->moved = 1;
     for (uint32_t i = rows_of(p, t, rows); i-- > 0;)
         p->told[rows[i].slot] =
@@ -266,7 +268,7 @@ static int take_reply(struct pp3_pump *p)
     t = pp3_hand_find(h, round);
     if (t) {
         outcome = pp3_hand_answer(h, t, p->frame, p->frame_bytes, p->session,
-                                  p->received, p->came_ns);
+                                  p->received, p->came);
         late = outcome != 0;
         if (outcome < 0 && outcome != -ESTALE)
             return about(p, PP3_PUMP_RING, t, outcome);
@@ -354,6 +356,7 @@ static int receive(struct pp3_pump *p)
             return GO_ON;
         p->moved = 1;
         p->came_ns = pp3_now();
+        p->came = pp3_tick();
         if (p->start == p->end)
             p->began_ns = p->came_ns;
         p->end += (uint32_t)got;
