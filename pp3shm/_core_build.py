@@ -5,6 +5,7 @@ inline) and ``.cdef`` (what Python sees). No flag ties the result to the CPU it 
 built on: code paths are chosen at run time.
 """
 
+import os
 from pathlib import Path
 
 from cffi import FFI
@@ -17,6 +18,7 @@ PARTS = (
     "ring/waiter",
     "ring/slots",
     "ring/note",
+    "ring/recorder",
     "ring/watchdog",
     "layout/crc",
     "layout/step",
@@ -64,7 +66,11 @@ ffi.set_source(
         for end in ("*/*.h", "*/*.cdef")
         for path in sorted(ROOT.glob(end))
     ],
-    define_macros=[("_GNU_SOURCE", None)],
+    # PP3SHM_DEFINE: further macros, such as PP3_NO_TRACE of benchmarks/bench_trace.py
+    define_macros=[
+        (name, None)
+        for name in ("_GNU_SOURCE", *os.environ.get("PP3SHM_DEFINE", "").split())
+    ],
     extra_compile_args=CFLAGS,
     libraries=["m"],
     extra_link_args=["-pthread"],

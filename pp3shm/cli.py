@@ -101,6 +101,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_bench(commands)
     _add_ls(commands)
     _add_rm(commands)
+    _add_trace(commands)
     return parser
 
 
@@ -260,3 +261,28 @@ def _rm(args: argparse.Namespace) -> int:
         else:
             print(f"{one_line(name)}: {'removed' if there else 'nothing there'}")
     return status
+
+
+def _add_trace(commands: Commands) -> None:
+    parser = commands.add_parser(
+        "trace",
+        help="write the last rounds of a running engine, stage by stage",
+        description="Reads what the ranks of a region recorded of their last rounds "
+        "and writes it as a trace for ui.perfetto.dev or chrome://tracing. Nobody is "
+        "disturbed by it.",
+    )
+    parser.add_argument("file", metavar="FILE", help="to write")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--region", metavar="NAME", help="as ls prints it")
+    which.add_argument("--pid", type=int, help="a process that holds the region")
+    parser.add_argument("--last", type=int, default=1024, help="at most so many rounds")
+    parser.set_defaults(run=_trace, error=parser.error)
+
+
+def _trace(args: argparse.Namespace) -> int:
+    from pp3shm.watching import write_last  # noqa: PLC0415 - only when asked
+
+    if args.last < 1:
+        args.error(f"argument --last: expected 1 or more, found {args.last}")
+    print(one_line(write_last(args.file, args.region, args.pid, args.last)))
+    return 0

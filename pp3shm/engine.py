@@ -1,9 +1,11 @@
 """What an inference engine imports: rounds out, replies in."""
 
 import errno
+import os
 import time
 import weakref
 from collections.abc import Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
 
@@ -17,9 +19,12 @@ from pp3shm.proxy.door import Door
 from pp3shm.proxy.plan import ProxyPlan
 from pp3shm.proxy.state import SessionState
 from pp3shm.reply import Adopted, Reply, after
+from pp3shm.ring.flights import ROOM
 from pp3shm.ring.ring import Behind
 from pp3shm.ring.waiting import SPIN_NS, Wait, Waiting
 from pp3shm.slots import Row, SlotTable
+from pp3shm.stats import Histograms, Stats
+from pp3shm.tracing import read_rounds, write_trace
 
 _ask_step = lib.pp3_ask_step  # looked up once: it is called each step
 
@@ -51,6 +56,7 @@ class Engine:
         self._slots = SlotTable(profile, parts.ring, self.layout)
         self._reader.knows(self._slots.c)
         self._read = self._reader.read  # bound once
+        self._histograms = Histograms(parts.ring)
         # An engine that is dropped, or still open when the interpreter ends, is closed.
         self._finalizer = weakref.finalize(self, parts.close)
 
@@ -362,10 +368,14 @@ class Engine:
         """
         return self._ring.behind()
 
-    def stats(self) -> dict[str, int]:
-        """Counters by name: the proxy's, the ring's and the watchdog's."""
+    def stats(self) -> Stats:
+        """Counters by name, and the times of each stage as ``stats().stages``.
+
+        The counters are the proxy's (among them one for each reason a reply can be
+        refused for), the ring's, the watchdog's and the flight recorder's.
+        """
         pages = self._ring.stats()
-        return {
+        counters = {
             **self._board.all(),
             "session_state": int(self.session_state),
             **self._ring.counters(),
@@ -374,6 +384,30 @@ class Engine:
             **self._proxy.stats(),
             **self._reader.adopted_stats(),
         }
+        return self._histograms.stats(counters)
+
+    def trace(self, path: str | Path, *, last: int = ROOM) -> int:
+        """Write the last rounds, stage by stage, for ui.perfetto.dev.
+
+        As ``pp3shm trace`` does for an engine of another process.
+
+        Args:
+            path: a new file, or one to write over.
+            last: at most so many rounds, of the 1024 that each rank's recorder holds.
+
+        Returns:
+            How many rounds were written.
+
+        Raises:
+            ConfigError: ``last`` is below 1.
+            OSError: the file cannot be written.
+        """
+        if last < 1:
+            raise ConfigError("last", "1 or more", last)
+        region = self._ring.region
+        found = read_rounds(region.fd_of("acks"), region.shape)
+        name = (region.prefix or f"engine {os.getpid()}").lstrip("/")
+        return write_trace(path, found, region.shape, name, last)
 
     def last_error(self) -> Exception | None:
         """Why there is no session, or why the last one ended; None: all is well."""

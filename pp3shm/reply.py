@@ -15,6 +15,7 @@ from pp3shm.errors import ConfigError, RegionError, RingError, Stale
 from pp3shm.layout.profile import Profile
 from pp3shm.layout.reply import ReplyLayout, ReplyViews
 from pp3shm.layout.tables import Status
+from pp3shm.ring.clock import Clock
 from pp3shm.ring.end import expect_ticket
 from pp3shm.ring.ring import Reader
 from pp3shm.ring.waiting import Waiting
@@ -134,9 +135,10 @@ class Reply:
     def trace(self) -> Trace | None:
         """When the round passed the proxy; None where no reply was accepted."""
         trace = self._heard.trace
-        if not trace.checked_ns:  # published as failed, or not at all
+        if not trace.checked:  # published as failed, or not at all
             return None
-        return Trace(trace.taken_ns, trace.sent_ns, trace.received_ns, trace.checked_ns)
+        stamps = trace.taken, trace.sent, trace.received, trace.checked
+        return Trace(*map(Clock().ns_of, stamps))
 
     @property
     def place(self) -> int:
@@ -188,9 +190,14 @@ class ReplyReader:
         self._end = end
         self._ring: Any = end.handle  # None: closed
         self._views = [self.layout.views(buffer) for buffer in self.buffers]
+        recorder = lib.pp3_recorder_new(end.handle, end.rank)
+        if recorder == ffi.NULL:
+            raise RingError("recorder", "memory for one", "none")
+        self._recorder = ffi.gc(recorder, lib.pp3_recorder_free)
         self._c = ffi.new(
             "struct pp3_hear *",
             {
+                "recorder": self._recorder,
                 "released": end.released,
                 "rank": end.rank,
                 "slots": profile.max_slots,

@@ -6,7 +6,7 @@ from pathlib import Path
 from relacy import mutate
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "protocol.md"
-FILES = (*mutate.TEXT, "ring.c", "watchdog.c")
+FILES = (*mutate.TEXT, "ring.c", "watchdog.c", "trace.h", "recorder.c")
 ROW = re.compile(r"^\| `(\w+: [A-Z]+[^`]*)` \| ([\w, ]+) \| (.+) \|$", re.MULTILINE)
 
 

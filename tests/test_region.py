@@ -103,7 +103,7 @@ def test_a_rank_maps_pages_read_only_and_no_slots(engine):
     ("change", "place"),
     [
         ({"magic": 1}, "record.magic"),
-        ({"abi": 2}, "record.abi"),
+        ({"abi": 3}, "record.abi"),
         ({"byte_order": 0x04030201}, "record.byte_order"),
         ({"role": 9}, "record.role"),
         ({"rounds": 0}, "record.rounds"),

@@ -53,12 +53,12 @@ static int answer_one(struct pp3_fixed *f, struct pp3_ring *r, uint8_t *step,
 
     if (rc != 1)
         return rc;
-    trace.taken_ns = trace.sent_ns = pp3_now();
+    trace.taken = trace.sent = pp3_tick();
     if ((rc = write_reply(f, step, bytes)) != 0) {
         (void)pp3_answer_failed(r, f->layout, mine, step, PP3_STATUS_REFUSED);
         return rc;
     }
-    trace.received_ns = pp3_now();
+    trace.received = pp3_tick();
     rc = pp3_answer(r, f->layout, mine, step, f->frame, f->frame_bytes, f->session,
                     f->sequence - 1, &trace, &fault);
     return rc == 0 || rc == -ESTALE ? 1 : -EPROTO;

@@ -31,20 +31,14 @@ int pp3_take_step(struct pp3_ring *r, const struct pp3_layout *l, uint64_t *mine
     return -EINVAL;
 }
 
-static void put_trace(struct pp3_ring *r, uint64_t mine, const struct pp3_trace *trace)
-{
-    memcpy(pp3_page(r, mine) + r->page_bytes - sizeof *trace, trace, sizeof *trace);
-}
-
 int pp3_answer_failed(struct pp3_ring *r, const struct pp3_layout *l, uint64_t mine,
                       const uint8_t *step, int32_t status)
 {
-    const struct pp3_trace none = {0};
     uint8_t *page = pp3_page(r, mine);
     if (!page)
         return -EOWNERDEAD; /* a forked child, where no page is mapped */
     pp3_fail_page(l, step, status, page);
-    put_trace(r, mine, &none); /* not that of the page's round before */
+    pp3_trace_put(r, mine, PP3_ISSUED, pp3_tick());
     return pp3_publish(r, mine);
 }
 
@@ -59,8 +53,16 @@ int pp3_answer(struct pp3_ring *r, const struct pp3_layout *l, uint64_t mine,
     int reason = pp3_accept(l, step, frame, frame_bytes, session, sequence, page, fault);
     if (reason != 0)
         return reason;
-    trace->checked_ns = pp3_now();
-    put_trace(r, mine, trace);
+    trace->checked = pp3_tick();
+    /* all of them here, just before the swap: the line moves once */
+    if (trace->taken)
+        pp3_trace_put(r, mine, PP3_TAKEN, trace->taken);
+    if (trace->sent)
+        pp3_trace_put(r, mine, PP3_SENT, trace->sent);
+    pp3_trace_put(r, mine, PP3_RECEIVED, trace->received);
+    pp3_trace_put(r, mine, PP3_CHECKED, trace->checked);
+    trace->published = pp3_tick();
+    pp3_trace_put(r, mine, PP3_ISSUED, trace->published);
     return pp3_publish(r, mine);
 }
 

@@ -8,13 +8,7 @@
 #include <stdint.h>
 
 #include "layout/accept.h"
-#include "ring/ring.h"
-
-/* When a round passed the proxy, CLOCK_MONOTONIC. It stands at the very end of the
- * page, outside the ReplyLayout: for whoever measures, no reader decides by it. */
-struct pp3_trace {
-    uint64_t taken_ns, sent_ns, received_ns, checked_ns;
-};
+#include "ring/trace.h"
 
 enum {
     PP3_WAKE_WORK = 1,    /* a round can be taken */
@@ -33,7 +27,9 @@ int pp3_take_step(struct pp3_ring *r, const struct pp3_layout *l, uint64_t *mine
                   uint8_t *step, size_t capacity, uint32_t *bytes);
 
 /* Checks frame against the STEP taken with mine, scatters it into the round's page
- * and publishes. trace: its first three times are the caller's, the last is filled in.
+ * and publishes. trace: received is the caller's, and so are taken and sent where it has
+ * not put them into the trace itself (ring/trace.h), else 0; checked and published are
+ * filled in.
  * 0: published. 1..10: the reason; the round is still the caller's, who first notes
  * what must outlast him and then says pp3_answer_failed. -ESTALE: the round was
  * resolved meanwhile; the reply is late and page and request are given back.

@@ -58,7 +58,7 @@ int pp3_hand_take(struct pp3_hand *h)
                               h->ring->request_bytes, &t->body_bytes);
     if (taken != 1)
         return taken;
-    t->taken_ns = pp3_now();
+    t->taken = pp3_tick();
     t->sent_ns = 0;
     h->in_hand++;
     return 1;
@@ -101,9 +101,9 @@ static void came(struct pp3_hand *h, uint64_t round)
 
 int pp3_hand_answer(struct pp3_hand *h, struct pp3_taken *t, const uint8_t *frame,
                     size_t frame_bytes, const uint8_t *session, uint64_t sequence,
-                    uint64_t received_ns)
+                    uint64_t received)
 {
-    struct pp3_trace trace = {t->taken_ns, t->sent_ns, received_ns, 0};
+    struct pp3_trace trace = {.received = received};
     struct pp3_fault fault;
     int outcome = pp3_answer(h->ring, &h->layout, t->mine, pp3_taken_step(t), frame,
                              frame_bytes, session, sequence, &trace, &fault);

@@ -11,7 +11,8 @@
 /* A round in hand. */
 struct pp3_taken {
     uint64_t mine;              /* the state word as it was taken */
-    uint64_t taken_ns, sent_ns; /* sent_ns 0: no byte of it has left */
+    uint64_t taken;             /* pp3_tick */
+    uint64_t sent_ns;           /* 0: no byte of it has left */
     uint8_t *frame;             /* room for a header, our own copy of the STEP's body,
                                  * room for its CRC */
     uint32_t body_bytes;        /* without the CRC */
@@ -56,10 +57,10 @@ int pp3_hand_take(struct pp3_hand *h);
 struct pp3_taken *pp3_hand_find(struct pp3_hand *h, uint64_t round);
 
 /* Holds a REPLY against its STEP, and publishes it: as pp3_answer. What is more than 0
- * leaves the round in hand. */
+ * leaves the round in hand. received: its last byte, by pp3_tick. */
 int pp3_hand_answer(struct pp3_hand *h, struct pp3_taken *t, const uint8_t *frame,
                     size_t frame_bytes, const uint8_t *session, uint64_t sequence,
-                    uint64_t received_ns);
+                    uint64_t received);
 
 /* A REPLY whose round is not in hand: 0 where it is well-formed and its round was
  * resolved before it came; else the reason. */

@@ -44,6 +44,7 @@ static int answer(struct pp3_pump *p, uint32_t body_bytes)
     p->start = 0;
     p->end = p->frame_bytes = HEAD + head.body_bytes;
     p->came_ns = pp3_now();
+    p->came = pp3_tick();
     why = pp3_pump_reply(p);
     if (why == PP3_PUMP_GO_ON)
         pp3_pump_consume(p);

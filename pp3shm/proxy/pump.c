@@ -143,6 +143,8 @@ void pp3_pump_sent(struct pp3_pump *p, struct pp3_taken *t)
     struct pp3_step_row rows[PP3_MOST_SLOTS];
 
     t->sent_ns = pp3_now();
+    pp3_trace_put(p->hand->ring, t->mine, PP3_TAKEN, t->taken);
+    pp3_trace_put(p->hand->ring, t->mine, PP3_SENT, pp3_tick());
     p->moved = 1;
     for (uint32_t i = rows_of(p, t, rows); i-- > 0;)
         p->told[rows[i].slot] =
@@ -286,7 +288,7 @@ int pp3_pump_reply(struct pp3_pump *p)
     t = pp3_hand_find(h, round);
     if (t) {
         outcome = pp3_hand_answer(h, t, p->frame, p->frame_bytes, p->session,
-                                  p->received, p->came_ns);
+                                  p->received, p->came);
         late = outcome != 0;
         if (outcome < 0 && outcome != -ESTALE)
             return pp3_pump_about(p, PP3_PUMP_RING, t, outcome);
@@ -373,6 +375,7 @@ static int receive(struct pp3_pump *p)
             return GO_ON;
         p->moved = 1;
         p->came_ns = pp3_now();
+        p->came = pp3_tick();
         if (p->start == p->end)
             p->began_ns = p->came_ns;
         p->end += (uint32_t)got;

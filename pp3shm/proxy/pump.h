@@ -63,7 +63,7 @@ struct pp3_pump {
     /* Coming in: bytes start..end of `in`; began_ns: when the first of them came. */
     uint8_t *in;
     uint32_t capacity, most, start, end; /* most: the longest frame that may come */
-    uint64_t came_ns, began_ns;
+    uint64_t came_ns, came, began_ns;
     /* Going out: what the link has not taken yet of a STEP. */
     const uint8_t *out;
     uint32_t out_bytes;

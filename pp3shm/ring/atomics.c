@@ -1,6 +1,7 @@
 /* The calls of the kernel that the protocol stands on. */
 #include "ring/atomics.h"
 
+#include <fcntl.h>
 #include <linux/futex.h>
 #include <poll.h>
 #include <pthread.h>
@@ -13,8 +14,32 @@ unsigned pp3_forks;
 
 static void forked(void) { pp3_forks++; }
 
+#define CLOCKSOURCE "/sys/devices/system/clocksource/clocksource0/current_clocksource"
+
+int pp3_counter_steady;
+
+/* A kernel that distrusts the counter, or may not use it (some virtual machines), has
+ * another source; one that hides the file is taken for such. */
+int pp3_counter_is_clock(const char *path)
+{
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    char name[32] = {0};
+    ssize_t got;
+
+    if (fd < 0)
+        return 0;
+    got = read(fd, name, sizeof name - 1);
+    (void)close(fd);
+    return got > 0 &&
+           (strcmp(name, "tsc\n") == 0 || strcmp(name, "arch_sys_counter\n") == 0);
+}
+
 static pthread_once_t once = PTHREAD_ONCE_INIT;
-static void watch_forks(void) { (void)pthread_atfork(0, 0, forked); }
+static void watch_forks(void)
+{
+    pp3_counter_steady = pp3_counter_is_clock(CLOCKSOURCE);
+    (void)pthread_atfork(0, 0, forked);
+}
 
 /* Before the first region: the child has to know before it can ask. */
 void pp3_watch_forks(void) { (void)pthread_once(&once, watch_forks); }

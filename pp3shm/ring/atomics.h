@@ -80,6 +80,35 @@ static inline void pp3_stamp(void *to, uint64_t ticket)
 {
     memcpy(to, &ticket, sizeof ticket);
 }
+
+/* Whether the kernel itself keeps its time by the counter that a program can read: then
+ * it runs at one rate, through sleep, and alike on all cores. Set by pp3_watch_forks, in
+ * every process of a machine to the same. */
+extern int pp3_counter_steady;
+/* What the kernel says in that file of sysfs; 0 where it says nothing. */
+int pp3_counter_is_clock(const char *path);
+
+/* A stamp for people, of a third of a clock's cost: ticks of that counter, or
+ * nanoseconds of CLOCK_MONOTONIC. Never 0. A CPU may read it some 100 ns early or late
+ * beside the loads and stores around it: no barrier, which is most of a clock's cost.
+ * Whoever reads stamps turns them into nanoseconds (pp3_clock_pair). */
+static inline uint64_t pp3_tick(void)
+{
+#if defined(PP3_NO_TRACE) /* for bench_trace.py: what the stamps cost */
+    return 1;
+#elif defined(__x86_64__)
+    return pp3_counter_steady ? __builtin_ia32_rdtsc() : pp3_now();
+#elif defined(__aarch64__)
+    uint64_t ticks;
+
+    if (!pp3_counter_steady)
+        return pp3_now();
+    __asm__ volatile("mrs %0, cntvct_el0" : "=r"(ticks));
+    return ticks;
+#else
+    return pp3_now();
+#endif
+}
 #endif /* PP3_MACHINE */
 
 #ifndef PP3_YIELD /* a checker's actors run when they like */

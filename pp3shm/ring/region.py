@@ -188,6 +188,16 @@ class Region:
         """The size of a segment."""
         return int(self.shape.bytes[SEGMENTS.index(name)])
 
+    def fd_of(self, name: str) -> int:
+        """The region's own descriptor of a segment, for reading it as a file.
+
+        Raises:
+            RegionError: the segment is not open here, or the region is closed.
+        """
+        if name not in self._segments.fds:
+            raise RegionError(f"segment {name}", "open here", sorted(self.addresses))
+        return self._segments.fds[name]
+
     def view(self, name: str) -> memoryview:
         """A whole segment; read-only where this process may not write it.
 

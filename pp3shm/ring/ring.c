@@ -1,5 +1,6 @@
 /* Making a region, attaching to one, and the calls that are not the protocol's. */
 #include "ring/ring.h"
+#include "ring/recorder.h"
 #include "ring/slots.h"
 
 #include <fcntl.h>
@@ -18,6 +19,9 @@ _Static_assert(sizeof(struct pp3_shape) == 136, "shape");
 _Static_assert(sizeof(struct pp3_record) == 168, "record");
 _Static_assert(sizeof(struct pp3_header) % PP3_LINE == 0, "header");
 _Static_assert(sizeof(struct pp3_slot) == PP3_LINE, "slot");
+_Static_assert(sizeof(struct pp3_flight) == PP3_LINE / 2, "flight");
+_Static_assert(sizeof(struct pp3_flights) == PP3_LINE * (1 + PP3_FLIGHTS / 2),
+               "flights");
 _Static_assert(sizeof(PP3_A64) == 8 && sizeof(PP3_A32) == 4, "words");
 
 /* ---- shapes and records ----------------------------------------------------------- */
@@ -81,7 +85,7 @@ const char *pp3_shape_fill(struct pp3_shape *s)
     s->bytes[1] = s->slots * p.slot_stride;
     s->bytes[2] = p.request_start + s->pages * p.request_stride;
     s->bytes[3] = (uint64_t)s->rounds * PP3_CAUSES * p.failed_stride;
-    s->bytes[4] = s->ranks * p.ack_stride;
+    s->bytes[4] = s->ranks * (p.ack_stride + sizeof(struct pp3_flights));
     return 0;
 }
 
@@ -207,6 +211,7 @@ struct pp3_ring *pp3_ring_create(const struct pp3_shape *s,
     for (uint32_t e = 0; e < r->rounds * PP3_CAUSES; e++)
         memcpy(r->failed + e * r->failed_stride,
                templates + (size_t)(e % PP3_CAUSES) * r->failed_bytes, r->failed_bytes);
+    memcpy(pp3_flights_of(r, 0)->epoch, s->epoch, sizeof s->epoch);
     memcpy(&r->header->shape, s, sizeof *s);
     PP3_STORE(&r->header->magic, REGION_MAGIC, release); /* last: now it is one */
     return r;

@@ -50,6 +50,8 @@ class Found:
         newest: the largest ticket.
         holders: processes that map it or have it open.
         fault: why its header says nothing, or its segments could not be looked at.
+        control: a path that opened its control segment; None: none did.
+        shape: ``struct pp3_shape``, checked; None: its header says nothing.
     """
 
     name: str
@@ -64,6 +66,8 @@ class Found:
     newest: int = 0
     holders: list[Process] = field(default_factory=list)
     fault: str | None = None
+    control: Path | None = None
+    shape: Any = None
 
     @property
     def held_by(self) -> str:
@@ -86,7 +90,7 @@ class Survey:
 
 
 @contextlib.contextmanager
-def _opened(path: Path, extra: int = 0) -> Iterator[int]:
+def opened(path: Path, extra: int = 0) -> Iterator[int]:
     """A descriptor of a regular file, whatever stands there.
 
     Raises:
@@ -125,6 +129,7 @@ def _read_control(found: Found, fd: int) -> None:
     except RegionError as error:
         found.fault = str(error)
         return
+    found.shape = shape
     found.bytes = sum(shape.bytes)
     found.rounds, found.pages = shape.rounds, shape.pages
     quarantined = _word(control, lib.PP3_COUNTERS_AT + 8 * lib.PP3_COUNT_QUARANTINED)
@@ -200,7 +205,8 @@ class _Look:
             found.fault = "control: mapped, but nowhere open"
         else:
             try:
-                with _opened(path) as fd:
+                with opened(path) as fd:
+                    found.control = path
                     if found.kind == "posix":
                         found.life = ALIVE if _is_locked(fd) else DEAD
                     _read_control(found, fd)
@@ -233,7 +239,7 @@ def _life_of(prefix: str) -> str:
     """By the locks of all the names that there are."""
     try:
         for path in _paths(prefix):
-            with _opened(path) as fd:
+            with opened(path) as fd:
                 if _is_locked(fd):
                     return ALIVE
     except OSError:
@@ -275,7 +281,7 @@ def _remove_names(prefix: str) -> bool | None:
         held: list[tuple[Path, int]] = []
         for path in _paths(prefix):
             try:
-                fd = locks.enter_context(_opened(path))
+                fd = locks.enter_context(opened(path))
                 if not _lock(fd):
                     return None
             except FileNotFoundError:

@@ -9,7 +9,7 @@
 
 #include "atomics.h"
 
-#define PP3_ABI 1u
+#define PP3_ABI 2u
 #define PP3_LINE 128u
 #define PP3_MAX_ROUNDS 2048u
 #define PP3_MAX_PAGES 4096u /* 12 bits of the state word */
@@ -85,7 +85,8 @@ struct pp3_entry {
     PP3_A64 state;       /* engine: store at claim; all others: CAS */
     PP3_A64 bell;        /* ticket submitted last: engine or its stream */
     PP3_A64 deadline_ns; /* CLOCK_MONOTONIC; engine, before the claim's store */
-    uint8_t pad1[PP3_LINE - 24];
+    uint8_t trace[40];   /* five words of the proxy's, for people: trace.h */
+    uint8_t pad1[PP3_LINE - 64];
     PP3_A32 seq;         /* futex word: whoever resolves, RMW */
     PP3_A32 waiters;     /* too high after a kill, never too low: RMW */
     uint8_t pad2[PP3_LINE - 8];

@@ -136,6 +136,22 @@ static int put_row(struct pp3_ask *a, uint32_t i)
     return 1;
 }
 
+/* As pp3_step, and when: just before the bell. */
+static int64_t submit(struct pp3_ask *a, struct pp3_ring *r, uint64_t deadline)
+{
+    int64_t t = pp3_ask(r, a->heads, deadline);
+    uint8_t *to;
+
+    if (t < 0)
+        return t;
+    to = pp3_request_of(r, (uint64_t)t);
+    PP3_COPY(to, a->step, a->bytes);
+    PP3_STAMP(to, (uint64_t)t);
+    PUT(a->asked[(uint64_t)t % a->rounds].submitted, pp3_tick());
+    (void)pp3_submit(r, (uint64_t)t); /* claimed right here: there is no refusal */
+    return t;
+}
+
 int64_t pp3_ask_step(struct pp3_ask *a, struct pp3_ring *r, double timeout_s)
 {
     uint64_t deadline = pp3_after(timeout_s);
@@ -150,7 +166,7 @@ int64_t pp3_ask_step(struct pp3_ask *a, struct pp3_ring *r, double timeout_s)
             a->closed = a->row_slot[i];
             return -ENOENT;
         }
-    t = pp3_step(r, a->step, a->bytes, a->heads, deadline);
+    t = submit(a, r, deadline);
     if (t < 0)
         return t;
     asked = &a->asked[(uint64_t)t % a->rounds];
@@ -182,6 +198,11 @@ uint64_t pp3_ask_busy(const struct pp3_ask *a, struct pp3_ring *r, uint32_t slot
             first = t;
     }
     return first;
+}
+
+uint64_t pp3_ask_submitted(const struct pp3_ask *a, uint64_t ticket)
+{
+    return GET(a->asked[ticket % a->rounds].submitted);
 }
 
 uint32_t pp3_ask_stale(const struct pp3_ask *a, uint64_t ticket)

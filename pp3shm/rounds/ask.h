@@ -26,6 +26,7 @@ struct pp3_ask_slot {
 struct pp3_asked {
     _Atomic uint64_t ticket; /* 0: none yet */
     _Atomic uint32_t over;   /* rank 0 has let it go: nobody asks what is stale */
+    _Atomic uint64_t submitted; /* pp3_tick, just before its bell */
     uint32_t slots;          /* a bit each */
     uint32_t generation[PP3_MOST_SLOTS];
 };
@@ -68,6 +69,9 @@ uint64_t pp3_ask_life(const struct pp3_ask *a, uint32_t slot);
 
 /* The first open round that the slot's generation stands in; 0: none. */
 uint64_t pp3_ask_busy(const struct pp3_ask *a, struct pp3_ring *r, uint32_t slot);
+
+/* When the latest round of the ticket's entry was submitted, by pp3_tick. */
+uint64_t pp3_ask_submitted(const struct pp3_ask *a, uint64_t ticket);
 
 /* The slots, a bit each, of a round not let go that were closed or opened anew since. */
 uint32_t pp3_ask_stale(const struct pp3_ask *a, uint64_t ticket);

@@ -6,6 +6,12 @@
 /* A wait comes back to the caller so often, to let signals in. */
 #define SIGNAL_NS UINT64_C(50000000)
 
+#ifdef PP3_NO_TRACE
+#define RECORDS(h) 0
+#else
+#define RECORDS(h) ((h)->recorder != NULL)
+#endif
+
 static int wait(struct pp3_hear *h, struct pp3_ring *r, uint64_t ticket,
                 uint64_t limit_ns, uint64_t *word)
 {
@@ -31,10 +37,28 @@ static int wait(struct pp3_hear *h, struct pp3_ring *r, uint64_t ticket,
     return error;
 }
 
+/* The engine's own rank knows when it was; of a round it has not let go. */
+static uint64_t submitted(const struct pp3_hear *h, uint64_t ticket)
+{
+    return h->ask ? pp3_ask_submitted(h->ask, ticket) : 0;
+}
+
+/* How it ended, as a record keeps it: the status of the whole, then one for each slot, 4
+ * bits each (what stands in a page may be anything), then how many slots there are. */
+static uint32_t info_of(const struct pp3_hear *h, const struct pp3_heard *heard)
+{
+    uint32_t info = ((uint32_t)heard->failed & 15u) | h->slots << 20;
+
+    for (uint32_t slot = 0; slot < h->slots; slot++)
+        info |= ((uint32_t)heard->status[slot] & 15u) << (4 + 4 * slot);
+    return info;
+}
+
 int pp3_hear(struct pp3_hear *h, struct pp3_ring *r, uint64_t ticket,
              uint64_t limit_ns, uint32_t stale, struct pp3_heard *heard)
 {
-    uint64_t word = 0;
+    struct pp3_trace trace;
+    uint64_t word = 0, seen;
     uint32_t index = 0;
     int error, status;
 
@@ -44,6 +68,7 @@ int pp3_hear(struct pp3_hear *h, struct pp3_ring *r, uint64_t ticket,
         return -EALREADY;
     if ((error = wait(h, r, ticket, limit_ns, &word)) < 0)
         return error;
+    seen = pp3_tick();
     if ((status = pp3_read(r, word, &index)) < 0)
         return status;
     const uint8_t *buffer = status ? r->failed + index * r->failed_stride
@@ -60,22 +85,29 @@ int pp3_hear(struct pp3_hear *h, struct pp3_ring *r, uint64_t ticket,
     for (uint32_t slot = 0; slot < h->slots; slot++)
         if (heard->stale >> slot & 1u)
             heard->status[slot] = PP3_STATUS_STALE;
-    memset(&heard->trace, 0, sizeof heard->trace);
-    if (status == 0)
-        memcpy(&heard->trace, buffer + r->page_bytes - sizeof heard->trace,
-               sizeof heard->trace);
+    pp3_trace_get(r, word, seen, &trace);
+    heard->trace = status == 0 ? trace : (struct pp3_trace){0};
+    if (RECORDS(h))
+        pp3_recorder_see(h->recorder, word, info_of(h, heard), &trace,
+                         submitted(h, ticket), seen);
     return heard->place;
 }
 
 int pp3_let_go(const struct pp3_hear *h, struct pp3_ring *r, uint64_t ticket)
 {
     uint64_t *last = &h->released[ticket % r->rounds];
+    int fresh = *last < ticket; /* an older one again takes nothing back */
     int error;
 
     if (h->ask) /* first: behind the release the entry may hold another round */
         pp3_ask_over(h->ask, ticket);
+    if (fresh && RECORDS(h))
+        pp3_recorder_leave(h->recorder, ticket, submitted(h, ticket));
     error = pp3_release(r, h->rank, ticket);
-    if (error == 0 && *last < ticket) /* an older one again takes nothing back */
+    if (error == 0 && fresh) {
         *last = ticket;
+        if (RECORDS(h)) /* now, so that nobody waits for it */
+            pp3_recorder_add(h->recorder, ticket);
+    }
     return error;
 }

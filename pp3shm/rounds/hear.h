@@ -3,7 +3,7 @@
 #ifndef PP3_ROUNDS_HEAR_H
 #define PP3_ROUNDS_HEAR_H
 
-#include "proxy/exchange.h"
+#include "ring/recorder.h"
 #include "ring/waiter.h"
 #include "rounds/ask.h"
 
@@ -11,6 +11,7 @@
 struct pp3_hear {
     struct pp3_ask *ask; /* of the engine's own rank, else NULL */
     uint64_t *released;  /* [rounds] the last this rank let go; the reader's */
+    struct pp3_recorder *recorder; /* NULL: nothing is recorded */
     uint32_t rank, slots, status_at; /* status_at: of the statuses in a buffer */
     struct pp3_waiter waiter; /* one thread waits at a time */
     uint64_t waiting, begun_ns; /* the round of a wait that came back, since when */
@@ -23,7 +24,7 @@ struct pp3_heard {
     int32_t place;   /* of its buffer: a page, or the number of pages + a failed one */
     uint32_t stale;  /* slots, a bit each */
     int32_t status[PP3_MOST_SLOTS];
-    struct pp3_trace trace;
+    struct pp3_trace trace; /* of a reply that was accepted, else zeros */
 };
 
 /* Waits to limit_ns (UINT64_MAX: to the round's deadline), but no longer than a call may

@@ -90,7 +90,7 @@ static void exchange(const uint8_t *frame, const uint8_t *end)
     uint8_t *body = exact(NULL, shape.request_bytes);
     int taken = pp3_take_step(proxy, &greedy, &mine, body, shape.request_bytes, &bytes);
     if (taken == 1) {
-        struct pp3_trace trace = {1, 2, 3, 0};
+        struct pp3_trace trace = {.taken = 1, .sent = 2, .received = 3};
         struct pp3_fault fault;
         HOLDS(pp3_page(proxy, mine) && bytes <= shape.request_bytes);
         int reason = pp3_answer(proxy, &greedy, mine, body, frame, (size_t)(end - frame),

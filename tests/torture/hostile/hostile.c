@@ -197,8 +197,7 @@ static void set_up(uint64_t seed, enum flipping flipping)
     world.shape.rounds = rounds[seed % 5];
     world.shape.pages = world.shape.rounds + (uint32_t)draw(world.shape.rounds + 1);
     world.shape.ranks = 1 + (uint32_t)draw(MOST_RANKS);
-    world.shape.page_bytes = (uint32_t)pp3_page_at(&world.layout).end +
-                             (uint32_t)sizeof(struct pp3_trace);
+    world.shape.page_bytes = (uint32_t)pp3_page_at(&world.layout).end;
     world.shape.request_bytes = 256;
     world.shape.head_bytes = 16;
     world.shape.failed_bytes = 24;

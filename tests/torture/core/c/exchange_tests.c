@@ -26,7 +26,7 @@ static void scene_open(struct scene *s, unsigned frame)
     pair_open(&s->p, &known_frames[frame]);
     struct pp3_shape shape = {
         .rounds = 2, .pages = 4, .ranks = 1,
-        .page_bytes = (uint32_t)(s->p.page_bytes + sizeof(struct pp3_trace)),
+        .page_bytes = (uint32_t)s->p.page_bytes,
         .request_bytes = (uint32_t)s->p.step_bytes + 64, .failed_bytes = 24,
         .head_bytes = 16, .slots = 1, .max_positions = 64,
     };
@@ -56,7 +56,7 @@ static void a_step_goes_out_and_its_reply_comes_in(void)
 {
     for (unsigned f = 0; f < n_known_frames; f++) {
         struct scene s;
-        struct pp3_trace trace = {1, 2, 3, 0}, told;
+        struct pp3_trace trace = {.taken = 1, .sent = 2, .received = 3}, told;
         scene_open(&s, f);
         EQUAL(pp3_take_step(s.proxy, &s.p.known->layout, &s.mine, s.step,
                             s.w.shape.request_bytes, &s.bytes), 0);
@@ -70,8 +70,9 @@ static void a_step_goes_out_and_its_reply_comes_in(void)
                          &trace, &s.p.fault), 0);
         const uint8_t *page = pp3_page(s.proxy, s.mine);
         CHECK(memcmp(page + 8, s.p.known->page + 8, s.p.page_bytes - 8) == 0);
-        memcpy(&told, page + s.w.shape.page_bytes - sizeof told, sizeof told);
-        CHECK(told.received_ns == 3 && told.checked_ns > 3);
+        pp3_trace_get(s.proxy, s.mine, pp3_tick(), &told);
+        CHECK(told.taken == 1 && told.sent == 2 && told.received == 3);
+        CHECK(told.checked > 3 && told.checked <= told.published);
         scene_close(&s);
     }
 }
@@ -113,6 +114,8 @@ static void a_bad_reply_is_the_callers_to_fail(void)
     EQUAL(pp3_state(word), PP3_PUBLISHED);
     struct pp3_page_at to = pp3_page_at(&s.p.known->layout);
     EQUAL(get32(pp3_page(s.proxy, s.mine) + to.status), 5);
+    pp3_trace_get(s.proxy, s.mine, pp3_tick(), &trace);
+    CHECK(trace.taken == 0 && trace.checked == 0 && trace.published != 0);
     EQUAL(pp3_answer_failed(s.proxy, &s.p.known->layout, s.mine, s.step, 5), -ESTALE);
     scene_close(&s);
 }

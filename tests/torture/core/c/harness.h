@@ -15,8 +15,7 @@ extern const struct test atomics_tests[], ring_tests[], engine_tests[], proxy_te
     crc_tests[], layout_tests[], accept_tests[], scan_tests[], draft_tests[],
     weights_tests[], row_tests[], law_tests[], verify_tests[], scatter_tests[],
     exchange_tests[], pump_tests[], near_tests[], waiter_tests[], rounds_tests[],
-    thread_tests[], wrap_tests[],
-    uniform_tests[];
+    thread_tests[], wrap_tests[], uniform_tests[], recorder_tests[];
 
 void check_failed(const char *file, int line, const char *what);
 void check_equal(const char *file, int line, const char *what, int64_t is,

@@ -26,8 +26,7 @@ static const struct test *const suites[] = {
     slots_tests, watchdog_tests, fault_tests, crc_tests, layout_tests, accept_tests,
     scan_tests, draft_tests, weights_tests, row_tests, law_tests, verify_tests,
     scatter_tests, exchange_tests, pump_tests, near_tests, waiter_tests, rounds_tests,
-    thread_tests, wrap_tests,
-    uniform_tests,
+    thread_tests, wrap_tests, uniform_tests, recorder_tests,
 };
 static atomic_int failures; /* of the running test; its threads check too */
 static atomic_ullong tries;

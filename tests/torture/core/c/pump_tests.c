@@ -41,7 +41,7 @@ static void scene_open(struct scene *s, unsigned frame)
     pair_open(&s->p, &known_frames[frame]);
     struct pp3_shape shape = {
         .rounds = 2, .pages = 8, .ranks = 1,
-        .page_bytes = (uint32_t)(s->p.page_bytes + sizeof(struct pp3_trace)),
+        .page_bytes = (uint32_t)s->p.page_bytes,
         .request_bytes = (uint32_t)s->p.step_bytes + 64, .failed_bytes = 24,
         .head_bytes = 16, .slots = 1, .max_positions = 64,
     };

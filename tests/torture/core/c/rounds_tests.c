@@ -26,7 +26,7 @@ static void scene_open(struct scene *s)
     pair_open(&s->p, &known_frames[1]);
     struct pp3_shape shape = {
         .rounds = 2, .pages = 4, .ranks = 1,
-        .page_bytes = (uint32_t)(s->p.page_bytes + sizeof(struct pp3_trace)),
+        .page_bytes = (uint32_t)s->p.page_bytes,
         .request_bytes = (uint32_t)s->p.step_bytes, .failed_bytes = 24,
         .head_bytes = 16, .slots = 1, .max_positions = 64,
     };
@@ -35,6 +35,7 @@ static void scene_open(struct scene *s)
     s->ask = pp3_ask_new(s->w.engine, &s->p.known->layout);
     s->hear = (struct pp3_hear){.ask = s->ask, .released = s->released,
                                 .slots = 4, .status_at = 8};
+    s->hear.recorder = pp3_recorder_new(s->w.engine, 0);
     EQUAL(pp3_ask_rows(s->ask, s->p.step, (uint32_t)s->p.step_bytes, heads), 0);
     for (uint32_t slot = 0; slot < s->p.known->layout.max_slots; slot++)
         pp3_ask_open(s->ask, slot, 1, 10, slot);
@@ -42,6 +43,7 @@ static void scene_open(struct scene *s)
 
 static void scene_close(struct scene *s)
 {
+    pp3_recorder_free(s->hear.recorder);
     pp3_ask_free(s->ask);
     pair_close(&s->p);
     world_close(&s->w);
@@ -84,6 +86,9 @@ static void a_round_is_asked_heard_and_let_go(void)
     }
     EQUAL(pp3_let_go(&s.hear, s.w.engine, 5), 0); /* an older one again */
     EQUAL(s.released[1], 7);
+    EQUAL(s.hear.recorder->count, 7); /* each round once */
+    EQUAL(pp3_ticket(pp3_flights_of(s.w.engine, 0)->flight[6].word), 7);
+    CHECK((uint32_t)pp3_flights_of(s.w.engine, 0)->flight[6].before[0] != 0);
     EQUAL(pp3_let_go(&s.hear, s.w.engine, 9), -ESTALE);
     EQUAL(hear(&s, 0, 0, 0), -EINVAL);
     scene_close(&s);
@@ -115,6 +120,8 @@ static void a_failed_round_is_heard_of_too_and_patience_ends(void)
 
     scene_open(&s);
     s.hear.ask = 0; /* a further rank */
+    pp3_recorder_free(s.hear.recorder);
+    s.hear.recorder = 0; /* nothing is recorded */
     EQUAL(pp3_ask_step(s.ask, s.w.engine, 60), 1);
     EQUAL(hear(&s, 1, pp3_now() + 1000, 0), -ETIMEDOUT);
     EQUAL(hear(&s, 1, UINT64_MAX, 0), -EAGAIN);
@@ -137,9 +144,12 @@ static void a_page_of_another_round_is_refused_and_let_go(void)
     scene_open(&s);
     EQUAL(pp3_ask_step(s.ask, s.w.engine, 60), 1);
     EQUAL(publish(&s, 99), 1);
+    s.hear.ask = 0; /* a further rank, who does not know when it was submitted */
     EQUAL(hear(&s, 1, UINT64_MAX, 0), -EBADE);
     EQUAL(s.heard.round, 99);
     EQUAL(hear(&s, 1, UINT64_MAX, 0), -EALREADY);
+    EQUAL(s.hear.recorder->count, 1);
+    EQUAL((uint32_t)pp3_flights_of(s.w.engine, 0)->flight[0].before[0], 0);
     scene_close(&s);
 }
 
