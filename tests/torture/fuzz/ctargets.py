@@ -25,7 +25,7 @@ PARTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "region": (_LAYOUT + _RING, ()),
     # what the kernel would do for it is the target's
     "pump": (
-        (*_LAYOUT, *_RING, "proxy/hand", "proxy/pump"),
+        (*_LAYOUT, *_RING, "ring/waiter", "proxy/hand", "proxy/pump", "proxy/near"),
         ("-Drecv=fuzz_recv", "-Dsend=fuzz_send"),
     ),
 }

@@ -102,7 +102,7 @@ static void world_open(struct world *w, const struct fuzz_case *c)
     int error;
     w->shape = (struct pp3_shape){
         .rounds = 4, .pages = 6, .ranks = 1,
-        .page_bytes = (uint32_t)(page + sizeof(struct pp3_trace)),
+        .page_bytes = (uint32_t)page,
         .request_bytes = c->step_bytes, .failed_bytes = 24, .head_bytes = 16, .slots = 1,
         .max_positions = 8,
     };
@@ -193,7 +193,7 @@ static void pump_all(struct pp3_pump *p, struct outcome *to)
     for (;;) {
         const uint8_t *before = wire.at;
         uint32_t left = p->out_bytes, last = to->returns;
-        int why = pp3_pump(p, -1, 0, 1);
+        int why = pp3_pump(p, -1, 1);
         KEEP(why);
         HOLDS(p->start <= p->end && p->end <= p->capacity);
         if (keep(to, p, why))
@@ -236,6 +236,7 @@ static void run(struct world *w, const struct fuzz_case *c, uint8_t how,
     pp3_pump_open(p, 0, c->session);
     p->received = c->sequence;
     p->send_ns = p->trickle_ns = FAR;
+    pp3_pump_waits(p, PP3_WAIT_FUTEX, 0);
     const uint8_t *first = wire.at, *last = wire.end;
     wire.at = wire.end; /* the rounds go out before a byte comes in */
     for (int i = 0; i < ROUNDS; i++)
