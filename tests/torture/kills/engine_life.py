@@ -86,7 +86,7 @@ class Life:
         self._engine = Engine.create(
             PROFILE,
             worker=plan.address,
-            proxy=plan.proxy,
+            proxy="process" if plan.proxy == "process" else "thread",
             rounds=plan.rounds,
             ranks=1 + len(self._tell),
             kind=plan.kind,

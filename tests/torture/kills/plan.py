@@ -26,10 +26,11 @@ class Plan:
 
     Attributes:
         seed: of everything it draws.
-        proxy: ``thread`` or ``process``; processes are killed from in here.
+        proxy: ``thread`` or ``process``; processes are killed from in here. Or
+            ``region``: a worker of its own, which the supervisor kills.
         kind: of the region.
         rounds: entries of its ring.
-        address: the worker's.
+        address: the worker's, or the engine's door.
         tell: a pipe to each further rank.
         hear: a pipe from each.
         slack_s: how long what must happen may take.
@@ -37,7 +38,7 @@ class Plan:
     """
 
     seed: int
-    proxy: Literal["thread", "process"]
+    proxy: Literal["thread", "process", "region"]
     kind: Literal["memfd", "posix"]
     rounds: int
     address: str

@@ -20,6 +20,8 @@ NAMES = (
     "engine kills, proxy a process",
     "proxy kills",
     "worker kills",
+    "engine kills, proxy a region",
+    "kills of workers at a region",
     "rank kills",
     "rounds",
     "rounds published",

@@ -26,19 +26,29 @@ from torture.kills.plan import RUNNING, STAGE, STOP, Plan, shown
 from torture.kills.processes import NAMES, Board, adopt_orphans, ended, fork, open_fds
 from torture.kills.truth import PROFILE, TruthDrafter
 
-from pp3shm import Rank, Worker
-from pp3shm.errors import RegionError, WaitTimeout
+from pp3shm import Rank, RegionWorker, Worker
+from pp3shm.errors import LinkError, RegionError, WaitTimeout
 from pp3shm.ring.segments import sweep
 
 GROUPS, PROCESSES = 5, 2
 MOST_RANKS = 6
-LIVES_S = {"thread": (0.05, 0.6), "process": (0.5, 3.0)}
+LIVES_S = {"thread": (0.05, 0.6), "process": (0.5, 3.0), "region": (0.5, 3.0)}
+Way = Literal["thread", "process", "region"]
 SHM = Path("/dev/shm")
 
 
 def worker_main(address: str, seed: int, plant: str) -> None:
     """A worker, until it is killed."""
     Worker(TruthDrafter(seed, plant), PROFILE, [address]).serve_forever()
+
+
+def region_worker_main(door: str, seed: int, slack_s: float) -> None:
+    """A worker at one engine's region, until it is killed or the engine ends."""
+    worker = RegionWorker(
+        TruthDrafter(seed, ""), PROFILE, door, wait="futex", attach_timeout_s=slack_s
+    )
+    with contextlib.suppress(LinkError):  # of an engine that ended, or was killed
+        worker.serve_forever()
 
 
 def rank_main(told: int, hear: int, slack_s: float) -> None:
@@ -87,6 +97,8 @@ class Group:
     Attributes:
         ends_at: when the engine is told to end, or killed.
         killed: whether it was.
+        door: of its region, if its worker comes there.
+        worker: that worker's process; 0: none.
     """
 
     engine: int
@@ -95,6 +107,8 @@ class Group:
     ends_at: float
     proxy: str
     killed: bool = False
+    door: str = ""
+    worker: int = 0
 
 
 class Storm:
@@ -138,6 +152,7 @@ class Storm:
                 self._kill_worker()
                 next_worker = time.monotonic() + self._rng.expovariate(6)
             self._kill_some_rank()
+            self._tend_some_region()
             for group in list(self._groups):
                 self._tend(group)
         for group in list(self._groups):
@@ -161,12 +176,15 @@ class Storm:
         for _ in range(rng.randrange(MOST_RANKS)):
             tells.append(os.pipe())
             hears.append(os.pipe())
+        way, door = self._next_proxy(), ""
+        if way == "region":
+            door = f"region://@pp3shm-storm-{os.getpid()}-{rng.getrandbits(60)}"
         plan = Plan(
             seed=rng.getrandbits(40),
-            proxy=self._next_proxy(),
+            proxy=way,
             kind=rng.choice(("memfd", "posix")),
             rounds=rng.randint(2, 8),
-            address=self._address,
+            address=door or self._address,
             tell=tuple(w for _, w in tells),
             hear=tuple(r for r, _ in hears),
             slack_s=self._slack_s,
@@ -181,10 +199,21 @@ class Storm:
         for fd in (fd for pair in tells + hears for fd in pair):
             os.close(fd)
         life_s = 0.3 if self._plant else rng.uniform(*LIVES_S[plan.proxy])
-        return Group(engine, ranks, board, time.monotonic() + life_s, plan.proxy)
+        ends_at = time.monotonic() + life_s
+        group = Group(engine, ranks, board, ends_at, plan.proxy, door=door)
+        if door:
+            self._start_at_region(group)
+        return group
 
-    def _next_proxy(self) -> Literal["thread", "process"]:
+    def _start_at_region(self, group: Group) -> None:
+        seed = self._rng.getrandbits(30)
+        main = partial(region_worker_main, group.door, seed, self._slack_s)
+        group.worker = fork(main, group.board)
+
+    def _next_proxy(self) -> Way:
         """Starting a proxy's process takes longer than all else here."""
+        if not self._plant and not any(group.door for group in self._groups):
+            return "region"
         processes = sum(group.proxy == "process" for group in self._groups)
         return "process" if processes < PROCESSES and not self._plant else "thread"
 
@@ -216,6 +245,35 @@ class Storm:
             self._reap_rank(group, pid, killed=True)
             group.board.add("rank kills")
 
+    def _tend_some_region(self) -> None:
+        """Kill its worker, or stop it for a while, or start the one after a death."""
+        regions = [g for g in self._groups if g.door and g.board.flag(STAGE) == RUNNING]
+        if not regions or self._rng.random() < 0.7:
+            return
+        group = self._rng.choice(regions)
+        if group.worker == 0:
+            self._start_at_region(group)
+        elif self._rng.random() < 0.3:
+            os.kill(group.worker, signal.SIGSTOP)
+            time.sleep(self._rng.random() * 0.05)
+            os.kill(group.worker, signal.SIGCONT)
+        else:
+            os.kill(group.worker, signal.SIGKILL)
+            self._reap_at_region(group, killed=True)
+            group.board.add("kills of workers at a region")
+
+    def _reap_at_region(self, group: Group, *, killed: bool) -> None:
+        """Whoever is not killed ends with its engine, by itself."""
+        pid, group.worker = group.worker, 0
+        if not ended(pid, self._slack_s):
+            self.finding = self.finding or "a worker that outlives its engine"
+            os.kill(pid, signal.SIGKILL)
+        _, status = os.waitpid(pid, 0)
+        by_kill = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
+        if not (status == 0 or (killed and by_kill)):
+            said = group.board.finding or f"a worker at a region: {status}"
+            self.finding = self.finding or said
+
     def _reap_rank(self, group: Group, pid: int, *, killed: bool) -> None:
         if not ended(pid, self._slack_s):
             self.finding = self.finding or "a rank that outlives its engine"
@@ -228,6 +286,8 @@ class Storm:
 
     def _tell_to_end(self, group: Group) -> None:
         group.ends_at = 0
+        if group.door and group.worker == 0:  # its last rounds are to be answered
+            self._start_at_region(group)
         group.board.flag(STOP, 1)
 
     def _tend(self, group: Group) -> None:
@@ -255,6 +315,8 @@ class Storm:
             self.finding = self.finding or said
         for pid in group.ranks:
             self._reap_rank(group, pid, killed=False)
+        if group.worker:
+            self._reap_at_region(group, killed=False)
         self._nothing_is_left(group)
         self.finding = self.finding or group.board.finding
         for name, number in group.board.numbers().items():
@@ -264,7 +326,7 @@ class Storm:
         """Orphans are ours: all but the worker and other groups' have to end."""
         mine = {self._worker}
         for other in self._groups:
-            mine |= {other.engine, *other.ranks}
+            mine |= {other.engine, *other.ranks, other.worker}
         limit = time.monotonic() + self._slack_s
         while left := _children() - mine:
             for pid in left:
