@@ -101,6 +101,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_bench(commands)
     _add_ls(commands)
     _add_rm(commands)
+    _add_doctor(commands)
     return parser
 
 
@@ -248,3 +249,31 @@ def _rm(args: argparse.Namespace) -> int:
         else:
             print(f"{one_line(name)}: {'removed' if there else 'nothing there'}")
     return status
+
+
+def _add_doctor(commands: Commands) -> None:
+    parser = commands.add_parser(
+        "doctor",
+        help="say what this machine can do and what it lacks",
+        description="One line for each thing that some part of pp3shm can use, and "
+        "what to do where it is missing. What is missing is no failure, unless it was "
+        "asked for.",
+    )
+    parser.add_argument(
+        "--require",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="exit with status 1 where this is missing; a name of the report, may be "
+        "repeated",
+    )
+    parser.set_defaults(run=_doctor, error=parser.error)
+
+
+def _doctor(args: argparse.Namespace) -> int:
+    from pp3shm.doctor import examine  # noqa: PLC0415 - only when asked
+
+    lacking = examine(args.require, lambda line: print(one_line(line), flush=True))
+    if lacking:
+        print(f"pp3shm doctor: missing: {', '.join(lacking)}", file=sys.stderr)
+    return FAILED if lacking else 0

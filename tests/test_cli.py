@@ -33,8 +33,9 @@ KEY = b"a key of twenty-four by."
         (["bench"], ["--only", "--quick", "--list", "--out"]),
         (["ls"], ["--json", "alive or dead"]),
         (["rm"], ["NAME", "--dead", "refused"]),
+        (["doctor"], ["--require", "missing"]),
     ],
-    ids=["pp3shm", "demo", "worker", "conformance", "bench", "ls", "rm"],
+    ids=["pp3shm", "demo", "worker", "conformance", "bench", "ls", "rm", "doctor"],
 )
 def test_help_names_what_there_is(words, says):
     done = run(*words, "--help")
