@@ -11,13 +11,13 @@ import mmap
 import os
 import platform
 import resource
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from pp3shm.errors import ConfigError
+from pp3shm.link import gids
 
-INFINIBAND = Path("/sys/class/infiniband")
 CPUINFO = Path("/proc/cpuinfo")
 SHM = Path("/dev/shm")  # noqa: S108 - looked at, nothing is made there
 ROOM_BYTES = 64 << 20
@@ -76,30 +76,23 @@ def _read(path: Path) -> str:
         return ""
 
 
-def _gids(port: Path) -> Iterator[str]:
-    """The GIDs in use of a port, with their index and type."""
-    tables = sorted(port.glob("gids/*"), key=lambda path: int(path.name))
-    for table in tables:
-        gid = _read(table)
-        if gid.strip("0:"):
-            kind = _read(port / "gid_attrs" / "types" / table.name) or "unknown type"
-            yield f"GID {table.name} {gid} ({kind})"
-
-
 def rdma_devices() -> Finding:
     """Devices, ports and GIDs, as the kernel shows them; pyverbs is not needed."""
-    ports = []
+    told = []
     active = False
-    for port in sorted(INFINIBAND.glob("*/ports/*")):
-        state = _read(port / "state") or "state unknown"
-        gids = ", ".join(_gids(port)) or "no GID"
-        active |= "ACTIVE" in state and gids != "no GID"
-        ports.append(f"{port.parents[1].name} port {port.name} {state}, {gids}")
-    if not ports:
+    for port in gids.ports():
+        listed = ", ".join(
+            f"GID {gid.number} {gid.ip} ({gid.kind or 'unknown type'})"
+            for gid in port.gids
+        )
+        state = port.state or "state unknown"
+        active |= "ACTIVE" in state and bool(listed)
+        told.append(f"{port.device} port {port.number} {state}, {listed or 'no GID'}")
+    if not told:
         return missing("no device", "an RDMA network card, or soft-RoCE: docs/rdma.md")
     if not active:
-        return missing("; ".join(ports), "bring its link up and give it an IP address")
-    return there("; ".join(ports))
+        return missing("; ".join(told), "bring its link up and give it an IP address")
+    return there("; ".join(told))
 
 
 def pyverbs() -> Finding:

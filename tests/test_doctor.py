@@ -86,10 +86,10 @@ def test_an_unknown_requirement_is_refused_before_anything_is_looked_at():
 
 def test_rdma_names_device_port_state_and_each_gid_in_use(monkeypatch, tmp_path):
     port(tmp_path, gids=[(ZERO, ""), (MAPPED, "RoCE v2")])
-    monkeypatch.setattr(doctor, "INFINIBAND", tmp_path)
+    monkeypatch.setattr(doctor.gids, "INFINIBAND", tmp_path)
     found = doctor.rdma_devices()
     assert found.there
-    assert f"rxe0 port 1 4: ACTIVE, GID 1 {MAPPED} (RoCE v2)" == found.found
+    assert "rxe0 port 1 4: ACTIVE, GID 1 10.99.0.1 (RoCE v2)" == found.found
 
 
 @pytest.mark.parametrize(
@@ -105,14 +105,14 @@ def test_a_port_that_carries_nothing_is_missing(
     monkeypatch, tmp_path, state, gids, says
 ):
     port(tmp_path, state=state, gids=gids)
-    monkeypatch.setattr(doctor, "INFINIBAND", tmp_path)
+    monkeypatch.setattr(doctor.gids, "INFINIBAND", tmp_path)
     found = doctor.rdma_devices()
     assert not found.there
     assert says in str(found)
 
 
 def test_no_device_is_missing(monkeypatch, tmp_path):
-    monkeypatch.setattr(doctor, "INFINIBAND", tmp_path / "none")
+    monkeypatch.setattr(doctor.gids, "INFINIBAND", tmp_path / "none")
     assert (False, "no device") == doctor.rdma_devices()[:2]
 
 

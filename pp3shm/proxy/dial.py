@@ -12,14 +12,16 @@ class Dialler:
 
     Args:
         plan: the worker's address, key and profile.
+        rounds: at most in flight.
 
     Attributes:
         fd: readable while an outcome waits to be taken.
     """
 
-    def __init__(self, plan: ProxyPlan) -> None:
+    def __init__(self, plan: ProxyPlan, rounds: int) -> None:
         self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._plan = plan
+        self._rounds = rounds
         self._lock = threading.Lock()
         self._outcome: Greeting | Exception | None = None
         self._closed = False
@@ -45,7 +47,7 @@ class Dialler:
 
     def _dial(self) -> None:
         try:
-            outcome: Greeting | Exception = greet(self._plan)
+            outcome: Greeting | Exception = greet(self._plan, self._rounds)
         except Exception as error:  # noqa: BLE001 - carried to the loop, judged there
             outcome = error
         with self._lock:  # the descriptor's number may be another's once it is closed
@@ -58,4 +60,4 @@ class Dialler:
 
 def _hang_up(outcome: Greeting | Exception | None) -> None:
     if isinstance(outcome, Greeting):
-        outcome.link.close()
+        outcome.close()

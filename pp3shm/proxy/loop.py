@@ -29,6 +29,7 @@ from pp3shm.proxy.greet import Greeting
 from pp3shm.proxy.hands import Hands
 from pp3shm.proxy.plan import ProxyPlan
 from pp3shm.proxy.pump import Pump
+from pp3shm.proxy.staged import StagedPump
 from pp3shm.proxy.state import Event, Session, SessionState, step
 from pp3shm.ring.ring import ProxyEnd
 
@@ -70,13 +71,14 @@ class ProxyLoop:
         expect_layout(end.region.layout_id, plan.profile)
         self._hands = Hands(end, plan.profile)
         self._rounds = int(end.region.shape.rounds)
-        self._pump = Pump(
+        kind = StagedPump if plan.by_rdma else Pump
+        self._pump = kind(
             self._hands,
             control_fd,
             plan.spin_ns,
             SLICE_NS if control_fd >= 0 else 0,
         )
-        self._dialler = Dialler(plan)
+        self._dialler = Dialler(plan, self._rounds)
         self._talk: Conversation | None = None
         self._session = Session()
         if self._board.get("incident"):  # it outlasts the proxy that met it
@@ -202,7 +204,14 @@ class ProxyLoop:
 
     def _carry(self, talk: Conversation) -> None:
         """Let the pump carry rounds and replies, and see to what it came back with."""
-        why = self._pump()
+        try:
+            why = self._pump()
+        except FrameError as error:  # what came by RDMA does not belong there
+            self._refuse("frame", error)
+            return
+        except LinkError as error:
+            self._end_session(Event.LOST, error)
+            return
         seen_to = ON_RETURN.get(why)
         if seen_to is None:
             self._end_session(Event.LOST, talk.lost(why))

@@ -7,7 +7,8 @@ from typing import Self
 from pp3shm.errors import ConfigError
 from pp3shm.layout.keyproof import check_key
 from pp3shm.layout.profile import Profile
-from pp3shm.link.address import parse
+from pp3shm.link import rdma
+from pp3shm.link.address import RdmaAddress, parse
 
 # What reading anything but a plan may raise; the last two: infinity where an integer is
 # wanted, and absurd nesting.
@@ -45,7 +46,8 @@ class ProxyPlan:
         Raises:
             ConfigError: the address, the key, or a time.
         """
-        parse(self.worker, "worker")
+        if self.by_rdma:
+            rdma.require("worker")
         if self.psk is not None:
             check_key(self.psk, "psk")
         if self.spin_ns < 0:
@@ -53,6 +55,15 @@ class ProxyPlan:
         if not 0 <= self.dial_timeout_s < float("inf"):  # a NaN is neither
             found = self.dial_timeout_s
             raise ConfigError("dial_timeout_s", "seconds, 0 or more", found)
+
+    @property
+    def by_rdma(self) -> bool:
+        """Whether STEPs and REPLYs go by RDMA.
+
+        Raises:
+            ConfigError: the address is none.
+        """
+        return isinstance(parse(self.worker, "worker"), RdmaAddress)
 
     def to_bytes(self) -> bytes:
         """The plan as JSON, for a proxy process. Holds the key: never log it."""
