@@ -113,12 +113,12 @@ class FakeEnd:
         ctypes.memmove(at, frame, len(frame))
 
     def post(self, slot, size):
+        self.write(slot, size, self._peer.at(slot), self._peer.rkey, slot)
+
+    def write(self, slot, size, address, rkey, immediate):
+        """Write what our slot holds anywhere; immediate None: nobody is told."""
         at = ctypes.addressof(self._out) + slot * slot_bytes(self._shape.out_bytes)
         data = ctypes.string_at(at, size)
-        self.write(slot, data, self._peer.at(slot), self._peer.rkey, slot)
-
-    def write(self, slot, data, address, rkey, immediate):
-        """Write anything anywhere, as far as the key allows; None: no immediate."""
         with self._net.lock:
             if self.sends_left == 0:
                 raise LinkError("fake: post: expected room, found the send queue full")

@@ -266,7 +266,7 @@ def test_worker_refuses_a_drafter_that_cannot_be_used(modules, drafter, says):
         ("unix:///no/such/folder/socket", ["No such file"]),
         (f"unix:///{'x' * 107}", ["at most 107 bytes", "found 108"]),
         ("unix:///dev/null", ["an unused socket"]),
-        ("rdma://127.0.0.1:1", ["not in this version"]),
+        ("rdma://127.0.0.1", ["rdma://host:port"]),
     ],
 )
 def test_worker_refuses_an_address_it_cannot_listen_at(address, says):

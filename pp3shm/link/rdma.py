@@ -277,17 +277,8 @@ class RdmaEnd:
     def post(self, slot: int, size: int) -> None:
         """See ``VerbsEnd``."""
         if self._peer is None:
-            raise LinkError(f"rdma {self._place.device}: post: expected a peer, no one")
-        self.write(slot, size, self._peer.at(slot), self._peer.rkey, slot)
-
-    def write(
-        self, slot: int, size: int, address: int, rkey: int, immediate: int
-    ) -> None:
-        """Write the first bytes of our slot anywhere, as far as the peer's key allows.
-
-        Raises:
-            LinkError: the device takes no more.
-        """
+            place = f"rdma {self._place.device}: post"
+            raise LinkError(f"{place}: expected to be connected, found no peer")
         enums, wr = self._v["enums"], self._v["wr"]
         at = self._out.address + slot * slot_bytes(self._shape.out_bytes)
         request = wr.SendWR(
@@ -295,10 +286,10 @@ class RdmaEnd:
             opcode=enums.IBV_WR_RDMA_WRITE_WITH_IMM,
             num_sge=1,
             sg=[wr.SGE(at, size, self._lkey)],
-            imm_data=socket.htonl(immediate),
+            imm_data=socket.htonl(slot),
             send_flags=enums.IBV_SEND_SIGNALED,
         )
-        request.set_wr_rdma(rkey, address)
+        request.set_wr_rdma(self._peer.rkey, self._peer.at(slot))
         with self._verbs("post"):
             self._qp.post_send(request)
 

@@ -248,7 +248,7 @@ class StagedPump(Pump):
                 return None
             self._words = self._reader.header
             self._words_until = time.monotonic() + LAST_WORDS_S
-            self._kept = ffi.new("uint8_t[]", bytes(frame))
+            self._kept = ffi.from_buffer("uint8_t[]", bytes(frame))
         sequence = self._words.sequence
         if sequence != self.c.received:
             if time.monotonic() < self._words_until:
