@@ -26,6 +26,9 @@ from pp3shm.link import FrameReader, listen
 from pp3shm.link.proof import demand_proof
 from pp3shm.worker.staged import StagedFrames, open_lane
 
+KEY = bytes(range(32))
+"""Of every test that leaves loopback."""
+
 
 def honest(worker, step, slot):
     """Answer at once, where it is asked for."""
