@@ -127,6 +127,19 @@ def _add_demo(commands: Commands) -> None:
     parser.add_argument("--check-rounds", type=int, help="rounds of the check")
     parser.add_argument("--seed", type=int, default=0, help="of every draw")
     parser.add_argument("--proxy", choices=("process", "thread"), default="process")
+    parser.add_argument(
+        "--link",
+        choices=("socket", "rdma"),
+        default="socket",
+        help="to the worker: rdma needs pyverbs and a device",
+    )
+    parser.add_argument(
+        "--serve", metavar="ADDRESS", help="be the worker of a demo on another host"
+    )
+    parser.add_argument(
+        "--worker", metavar="ADDRESS", help="use the one that --serve runs there"
+    )
+    parser.add_argument("--key-file", metavar="FILE", help="that both hosts have")
     parser.add_argument("--kill-worker", action="store_true", help="mid-way")
     parser.add_argument("--kill-proxy", action="store_true", help="mid-way")
     parser.set_defaults(run=_demo, error=parser.error)

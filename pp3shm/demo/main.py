@@ -11,8 +11,9 @@ from rich.console import Console
 
 from pp3shm.demo.decode import Decoder
 from pp3shm.demo.kills import CONNECT_S, Kills
+from pp3shm.demo.link import DemoWorker, serve, worker_of
+from pp3shm.demo.link import check as check_link
 from pp3shm.demo.pair import DEFAULT_TEMPERATURE, ModelPair, build_ngram_pair
-from pp3shm.demo.process import WorkerProcess
 from pp3shm.demo.proof import Proof
 from pp3shm.demo.report import DemoReport, Growth, printable, show, show_check
 from pp3shm.demo.signals import held, orderly_end
@@ -42,6 +43,7 @@ def run_demo(args: argparse.Namespace) -> int:
         Pp3Error: an argument, text, model or part that cannot be used.
     """
     _check(args)
+    check_link(args)
     _kills(args)  # refused now rather than later
     with orderly_end():
         return _demo(args, Console())
@@ -65,12 +67,14 @@ def _demo(args: argparse.Namespace, console: Console) -> int:
     with held():
         folder = tempfile.TemporaryDirectory(prefix="pp3shm-demo-")
     with folder as directory:
-        environment = pair.save_drafter(Path(directory))
+        if args.serve is not None:
+            serve(args, Path(directory), pair, profile, console.print)
         with (
-            WorkerProcess(Path(directory), profile, environment) as worker,
+            worker_of(args, Path(directory), pair, profile) as worker,
             Engine.create(
                 profile,
                 worker=worker.address,
+                psk=worker.key,
                 proxy=args.proxy,
                 spin_ns=20_000,
                 connect_timeout_s=CONNECT_S,
@@ -134,7 +138,7 @@ def _run(
     console: Console,
     pair: ModelPair,
     engine: Engine,
-    worker: WorkerProcess,
+    worker: DemoWorker,
     prompts: list[NDArray[np.int32]],
 ) -> int:
     """All that needs the worker."""
@@ -164,7 +168,7 @@ def _decode(
     console: Console,
     pair: ModelPair,
     engine: Engine,
-    worker: WorkerProcess,
+    worker: DemoWorker,
     prompts: list[NDArray[np.int32]],
     kills: Kills,
 ) -> DemoReport:
