@@ -58,7 +58,7 @@ def make_ends():
     assert 0 == rdma.lost_areas()
 
 
-def link(state, device="lab1"):
+def link(state, device="lab0" if PAIR else "lab1"):
     """Take the link down or up, as a pulled cable would."""
     subprocess.run(["ip", "link", "set", device, state], check=True, timeout=30)
 

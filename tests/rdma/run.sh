@@ -4,6 +4,10 @@
 python=$1
 shift
 here=$(dirname "$0")
+"$python" -P -c 'import pyverbs.qp' || {
+    echo "rdma: cannot run here: $("$python" -V) is not the one that pyverbs is built for"
+    exit 77
+}
 if [ "$PP3_LAB_HOST" = 1 ]; then
     exec "$python" -P "$here/host1.py"
 fi

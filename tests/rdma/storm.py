@@ -126,7 +126,11 @@ class Events(threading.Thread):
         try:
             while not self.ending.is_set():
                 self.good.clear()
-                if not self.good.wait(SETTLED_S):
+                # Half of it happens to what has not yet recovered from the last.
+                soon = self._rng.random() < 0.5
+                if soon:
+                    time.sleep(self._rng.random())
+                elif not self.good.wait(SETTLED_S):
                     raise AssertionError(
                         f"no round answered for {SETTLED_S} s after "
                         f"{dict(self.counts)}: {self._engine.last_error()}"

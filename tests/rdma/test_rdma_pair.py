@@ -59,9 +59,9 @@ def test_a_cable_pulled_between_two_hosts_is_a_new_session_when_it_is_back(cable
                 return Status(int(reply.status[0]))
 
         assert Status.OK is served(DEADLINE_S)
-        cable("down", "lab0")
+        cable("down")
         assert Status.OK is not served(2.0)
-        cable("up", "lab0")
+        cable("up")
         limit = time.monotonic() + 120
         while served(5.0) is not Status.OK:
             assert time.monotonic() < limit

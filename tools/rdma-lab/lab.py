@@ -55,14 +55,18 @@ BOOT_LINE = (
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the lab; its exit status."""
     args = _arguments(argv)
-    reason = why_not(install=args.install)
-    if reason:
+    reason, boot = why_not(install=args.install), None
+    if not reason:
+        try:
+            boot = boot_files(default_cache())
+        except LabError as error:
+            reason = str(error)
+    if boot is None:
         sys.stderr.write(f"rdma-lab: cannot start here: {reason}\n")
         return CANNOT_START
     if not args.command:
         return 0
     try:
-        boot = boot_files(default_cache())
         with tempfile.TemporaryDirectory(prefix="pp3-lab-") as job:
             return Lab(Path(job), boot, args).run()
     except LabError as error:
