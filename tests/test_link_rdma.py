@@ -18,8 +18,9 @@ from pp3shm.errors import ConfigError, FrameError, LinkError
 from pp3shm.layout.endpoint import Endpoint
 from pp3shm.link import gids, rdma
 from pp3shm.link.address import RdmaAddress, TcpAddress, parse
+from pp3shm.link.area import Area
 from pp3shm.link.lane import Lane
-from pp3shm.link.staging import PAGE_BYTES, Slots, slot_bytes
+from pp3shm.link.staging import MOST_BYTES, PAGE_BYTES, Slots, slot_bytes, slots_for
 from pp3shm.link.verbs import Shape
 from pp3shm.worker.drafters import TableDrafter
 
@@ -34,6 +35,21 @@ def test_slots_are_whole_pages_that_hold_the_frame():
         size = slot_bytes(frame)
         assert 0 == size % PAGE_BYTES
         assert frame <= size < frame + PAGE_BYTES
+
+
+@pytest.mark.parametrize(
+    ("rounds", "frame", "expected"),
+    [
+        (8, 5412, 8),
+        (1024, 5412, 256),
+        (8, 10_342_400, 8),
+        (256, 10_342_400, 25),
+        (8, MOST_BYTES, 2),
+        (1, MOST_BYTES, 1),
+    ],
+)
+def test_each_round_has_a_slot_as_far_as_memory_may_be_pinned(rounds, frame, expected):
+    assert expected == slots_for(rounds, frame)
 
 
 def test_a_slot_is_used_again_last():
@@ -326,7 +342,7 @@ def test_loading_pyverbs_leaves_the_programs_logging_alone(monkeypatch):
 
 
 def test_an_area_is_page_aligned_shared_and_gone_when_closed():
-    area = rdma.Area(3 * PAGE_BYTES)
+    area = Area(3 * PAGE_BYTES)
     assert 0 == area.address % PAGE_BYTES
     area.fill(PAGE_BYTES, b"pp3")
     assert b"pp3" == ctypes.string_at(area.address + PAGE_BYTES, 3)
@@ -343,10 +359,10 @@ def test_memory_that_is_not_to_be_had_is_an_error_with_its_size(monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(rdma.os, "posix_fallocate", full)
+    monkeypatch.setattr(os, "posix_fallocate", full)
     before = len(list(Path("/proc/self/fd").iterdir()))
     with pytest.raises(LinkError, match="expected 4096 bytes, found: No space left"):
-        rdma.Area(4096)
+        Area(4096)
     assert before == len(list(Path("/proc/self/fd").iterdir()))
 
 

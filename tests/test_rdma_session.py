@@ -12,6 +12,7 @@ from pp3shm.errors import LinkError
 from pp3shm.layout.frames import HEADER_BYTES, Kind, Step, encode_frame
 from pp3shm.link import rdma
 from pp3shm.proxy.state import SessionState
+from pp3shm.worker import Patience
 from pp3shm.worker.drafters import TableDrafter
 
 VOCAB = 64
@@ -535,3 +536,54 @@ def test_a_step_that_is_out_of_sequence_is_refused(eventually):
         assert Status.PEER_DIED is served(engine)
         eventually(lambda: 2 == engine.stats()["sessions"])
         assert Status.OK is served(engine)
+
+
+# -- two ways, one order ---------------------------------------------------------------
+
+
+def test_a_reset_that_overtakes_a_step_waits_for_it(net, script, eventually):
+    with engine_of(script) as engine:
+        assert Status.OK is served(engine)
+        seen = len(script.events)
+        net.holding = True
+        first = engine.step([Row(slot=0, sampled=True)], timeout_s=20)
+        eventually(lambda: 1 == net.held)
+        engine.reset(0, [4, 5, 6])
+        second = engine.step([Row(slot=0, sampled=True)], timeout_s=20)
+        eventually(lambda: 2 == net.held)
+        assert seen == len(script.events)
+        net.let_go()
+        for ticket in (first, second):
+            with engine.reply(ticket, timeout_s=30) as reply:
+                assert ticket == reply.round
+        eventually(lambda: seen + 3 == len(script.events))
+        kinds = [type(event).__name__ for event in script.events[seen:]]
+        assert ["Step", "Reset", "Step"] == kinds
+
+
+def test_a_frame_whose_forerunner_never_comes_ends_the_session(net, eventually):
+    ours = profile()
+    patience = Patience(frame_s=0.2)
+    with (
+        Worker(
+            TableDrafter(table()), ours, ["rdma://127.0.0.1:0"], patience=patience
+        ) as worker,
+        engine_of(worker, ours) as engine,
+    ):
+        assert Status.OK is served(engine)
+        net.holding = True
+        engine.step([Row(slot=0, sampled=True)], timeout_s=5)
+        eventually(lambda: 1 == net.held)
+        engine.reset(0, [4, 5, 6])
+        engine.step([Row(slot=0, sampled=True)], timeout_s=5)
+        eventually(lambda: worker.stats().get("connections_lost"))
+        net.let_go()
+        eventually(lambda: 2 == engine.stats()["sessions"])
+
+
+def test_more_slots_than_may_be_pinned_are_refused_by_the_worker(monkeypatch):
+    monkeypatch.setattr("pp3shm.proxy.greet.slots_for", lambda *_: 3)
+    monkeypatch.setattr("pp3shm.worker.staged.slots_for", lambda *_: 2)
+    ours = profile()
+    with Worker(TableDrafter(table()), ours, ["rdma://127.0.0.1:0"]) as worker:
+        refused_to(worker.addresses[0], ours, r"endpoint\.slots: expected at most 2")

@@ -6,7 +6,6 @@ a second, where the peer's address cannot be reached).
 """
 
 import contextlib
-import ctypes
 import fcntl
 import importlib
 import ipaddress
@@ -24,6 +23,7 @@ from typing import Any
 from pp3shm.errors import ConfigError, LinkError
 from pp3shm.layout.endpoint import Endpoint
 from pp3shm.link.address import RdmaAddress
+from pp3shm.link.area import Area
 from pp3shm.link.gids import Place, choose
 from pp3shm.link.staging import slot_bytes
 from pp3shm.link.verbs import Completion, Shape, VerbsEnd
@@ -95,40 +95,6 @@ def open_end(ip: str, address: RdmaAddress, shape: Shape) -> VerbsEnd:
 def lost_areas() -> int:
     """Ends of this process whose memory is quarantined for ever."""
     return len(_lost)
-
-
-class Area:
-    """Shared memory that a device writes to or reads from.
-
-    A mapping of its own, never a part of a region: what a remote key reaches must hold
-    nothing that anybody believes. A memfd, so that a fork of this process never makes
-    the device's pages another copy than ours.
-    """
-
-    def __init__(self, size: int) -> None:
-        fd = os.memfd_create("pp3shm-staging", os.MFD_CLOEXEC)
-        try:
-            os.posix_fallocate(fd, 0, size)
-            self._map = mmap.mmap(fd, size)
-        except OSError as error:
-            raise LinkError(
-                f"staging area: expected {size} bytes, found: {error.strerror}"
-            ) from error
-        finally:
-            os.close(fd)
-        self._map.madvise(mmap.MADV_DONTFORK)
-        self.size = size
-        hold = ctypes.c_char.from_buffer(self._map)
-        self.address = ctypes.addressof(hold)
-        del hold  # the address stays; a view would keep the mapping from being closed
-
-    def fill(self, at: int, data: bytes) -> None:
-        """Put bytes there."""
-        self._map[at : at + len(data)] = data
-
-    def close(self) -> None:
-        """Unmap it: no device may know it any more."""
-        self._map.close()
 
 
 class RdmaEnd:

@@ -20,8 +20,11 @@ from enum import Enum
 from typing import NamedTuple
 
 from pp3shm.errors import FrameError
+from pp3shm.layout.tables import MOST_STAGING_SLOTS
 
 PAGE_BYTES = 4096
+MOST_BYTES = 256 << 20
+"""Of one area; a peer must not be able to have more pinned than that."""
 
 
 class SlotState(Enum):
@@ -46,6 +49,20 @@ class Arrival(NamedTuple):
     round: int
     size: int
     late: bool
+
+
+def slots_for(rounds: int, frame_bytes: int) -> int:
+    """How many slots a session has.
+
+    One for each round in flight, as far as pinned memory may go: two at least, where
+    there are two rounds.
+
+    Args:
+        rounds: at most in flight.
+        frame_bytes: the largest frame that goes into a slot, of either direction.
+    """
+    room = max(2, MOST_BYTES // slot_bytes(frame_bytes))
+    return min(rounds, room, MOST_STAGING_SLOTS)
 
 
 def slot_bytes(frame_bytes: int) -> int:

@@ -23,12 +23,12 @@ from pp3shm.layout.frames import (
     open_body,
 )
 from pp3shm.layout.profile import Profile
-from pp3shm.layout.tables import MOST_STAGING_SLOTS
 from pp3shm.link import rdma
 from pp3shm.link.address import RdmaAddress
 from pp3shm.link.lane import Lane
 from pp3shm.link.reader import FrameReader
 from pp3shm.link.socket import SocketLink, connect
+from pp3shm.link.staging import slots_for
 from pp3shm.link.verbs import Shape
 from pp3shm.proxy.plan import ProxyPlan
 
@@ -151,7 +151,7 @@ def _open_lane(
     The worker connects before it answers, so that the first STEP finds it ready.
     """
     link, session = greeting.link, greeting.session
-    slots = min(rounds, MOST_STAGING_SLOTS)
+    slots = slots_for(rounds, max(profile.reply_bytes, profile.step_bytes))
     shape = Shape(slots, profile.reply_bytes, profile.step_bytes)
     end = rdma.open_end(link.local_ip, address, shape)
     try:

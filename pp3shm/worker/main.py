@@ -29,7 +29,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         required=True,
         metavar="ADDRESS",
-        help="tcp://host:port, unix:///path or unix://@name; may be repeated",
+        help="tcp://host:port, unix:///path, unix://@name or rdma://host:port; may be "
+        "repeated",
     )
     add(
         "--drafter",

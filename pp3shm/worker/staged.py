@@ -24,6 +24,7 @@ from pp3shm.layout.profile import Profile
 from pp3shm.layout.tables import frame_bytes, step_packing
 from pp3shm.link import FrameReader, RdmaAddress, SocketLink, rdma
 from pp3shm.link.lane import Lane
+from pp3shm.link.staging import slots_for
 from pp3shm.link.verbs import Shape
 
 logger = logging.getLogger("pp3shm.worker")
@@ -59,10 +60,15 @@ def open_lane(
         body: of the ENDPOINT, without its CRC.
 
     Raises:
-        FrameError: it is none, or its slots hold no REPLY of the profile.
+        FrameError: it is none, its slots hold no REPLY of the profile, or they are so
+            many that more would be pinned than may be.
         LinkError: no device, or it refused something.
     """
     peer = decode_endpoint(body, profile.reply_bytes)
+    largest = max(profile.reply_bytes, profile.step_bytes)
+    most = slots_for(peer.slots, largest)
+    if peer.slots > most:
+        raise FrameError("endpoint.slots", f"at most {most}", peer.slots)
     shape = Shape(peer.slots, profile.step_bytes, profile.reply_bytes)
     end = rdma.open_end(link.local_ip, address, shape)
     try:
