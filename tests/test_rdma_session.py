@@ -108,6 +108,19 @@ def test_a_reply_by_rdma_is_the_very_one_that_a_socket_carries():
     assert (replies[0][0] == replies[1][0]).all()
 
 
+def test_greedy_rounds_go_by_rdma_too():
+    ours = Profile.greedy(vocab=VOCAB, depth=4, max_slots=2, max_positions=512)
+    with (
+        Worker(TableDrafter(table()), ours, ["rdma://127.0.0.1:0"]) as worker,
+        engine_of(worker, ours) as engine,
+    ):
+        best = table().argmax(axis=1)
+        ticket = engine.step([Row(slot=0)], timeout_s=10)
+        with engine.reply(ticket) as reply:
+            assert best[3] == reply.tokens[0][0]
+            assert (best[reply.tokens[0][:-1]] == reply.tokens[0][1:]).all()
+
+
 def test_as_many_rounds_as_slots_are_in_flight_each_with_its_own():
     def collect(worker, step, slot):
         held.append((step, slot))

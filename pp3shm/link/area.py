@@ -19,23 +19,23 @@ class Area:
         fd = os.memfd_create("pp3shm-staging", os.MFD_CLOEXEC)
         try:
             os.posix_fallocate(fd, 0, size)
-            self._map = mmap.mmap(fd, size)
+            self.mapping = mmap.mmap(fd, size)
         except OSError as error:
             raise LinkError(
                 f"staging area: expected {size} bytes, found: {error.strerror}"
             ) from error
         finally:
             os.close(fd)
-        self._map.madvise(mmap.MADV_DONTFORK)
+        self.mapping.madvise(mmap.MADV_DONTFORK)
         self.size = size
-        hold = ctypes.c_char.from_buffer(self._map)
+        hold = ctypes.c_char.from_buffer(self.mapping)
         self.address = ctypes.addressof(hold)
         del hold  # the address stays; a view would keep the mapping from being closed
 
     def fill(self, at: int, data: bytes) -> None:
         """Put bytes there."""
-        self._map[at : at + len(data)] = data
+        self.mapping[at : at + len(data)] = data
 
     def close(self) -> None:
         """Unmap it: no device may know it any more."""
-        self._map.close()
+        self.mapping.close()

@@ -6,6 +6,7 @@ a second, where the peer's address cannot be reached).
 """
 
 import contextlib
+import ctypes
 import fcntl
 import importlib
 import ipaddress
@@ -16,6 +17,7 @@ import secrets
 import select
 import socket
 import threading
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -43,6 +45,7 @@ _POLL_MOST = 64
 
 # Making a channel is told from other descriptors by what was there before.
 _making = threading.Lock()
+_ends: "weakref.WeakSet[RdmaEnd]" = weakref.WeakSet()
 _lost: list["RdmaEnd"] = []
 """Ends whose queue pair could not be destroyed: their memory must never be reused."""
 
@@ -115,10 +118,12 @@ class RdmaEnd:
         self._place = place
         self._shape = shape
         self._open: list[Any] = []  # closed in the reverse order
+        self._fds: list[int] = []
         self._areas: list[Area] = []
         self._fd = -1
         self._peer: Endpoint | None = None
         self.regions = 0
+        _ends.add(self)
         try:
             with _making, self._verbs("set-up"):
                 self._make()
@@ -140,6 +145,7 @@ class RdmaEnd:
         v, shape = self._v, self._shape
         enums = v["enums"]
         context = self._keep(v["device"].Context(name=self._place.device))
+        self._fds = [context.cmd_fd]
         pd = self._keep(v["pd"].PD(context))
         written = enums.IBV_ACCESS_LOCAL_WRITE
         remote = written | enums.IBV_ACCESS_REMOTE_WRITE
@@ -152,6 +158,7 @@ class RdmaEnd:
         before = _channels()
         channel = self._keep(v["cq"].CompChannel(context))
         (self._fd,) = _channels() - before
+        self._fds.append(self._fd)
         flags = fcntl.fcntl(self._fd, fcntl.F_GETFL)
         fcntl.fcntl(self._fd, fcntl.F_SETFL, flags | os.O_NONBLOCK)
         self._channel = channel
@@ -309,6 +316,29 @@ class RdmaEnd:
         while self._areas:
             self._areas.pop().close()
         self._fd = -1
+
+    def forget(self) -> None:
+        """In a forked child: neither destroy what is the parent's nor keep it alive.
+
+        Python would destroy the objects with their last reference, through descriptors
+        that are the parent's too; so a reference is never given back.
+        """
+        for made in [*self._open, *(area.mapping for area in self._areas)]:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(made))
+        self._open.clear()
+        self._areas.clear()
+        for fd in self._fds:
+            with contextlib.suppress(OSError):
+                os.close(fd)
+        self._fd, self.regions = -1, 0
+
+
+def _forget_all() -> None:
+    for end in tuple(_ends):
+        end.forget()
+
+
+os.register_at_fork(after_in_child=_forget_all)
 
 
 def _status_name(enums: Any, status: int) -> str:

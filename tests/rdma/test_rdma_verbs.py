@@ -1,5 +1,6 @@
 """Lanes over real queue pairs: what arrives, and every way in which nothing does."""
 
+import gc
 import json
 import os
 import random
@@ -320,9 +321,88 @@ def test_ends_that_come_and_go_leave_nothing(make_ends):
     assert first == held()
 
 
+def test_a_forked_child_takes_nothing_with_it_when_it_ends(make_ends):
+    ends = make_ends(2, 8192, 8192)
+    child = os.fork()
+    if child == 0:
+        try:
+            gone = ends.a.fileno() == ends.b.fileno() == -1
+            held_here = held()[1]
+            ends.close()
+            del ends
+            gc.collect()
+        finally:
+            os._exit(0 if gone and held_here == 0 else 1)
+    assert 0 == os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    ends.ours.send(0, b"still here")
+    assert [(True, 0, 10, "")] == took(ends.theirs)
+
+
 def test_a_device_that_is_not_there_is_refused():
     place = gids.choose("10.98.0.1")._replace(device="rxe9")
     before = held()
     with pytest.raises(LinkError, match="rdma rxe9: set-up"):
         rdma.RdmaEnd(place, Shape(2, 8192, 8192))
     assert before == held()
+
+
+WRITER = """
+import sys
+from pp3shm.layout.endpoint import decode_endpoint, encode_endpoint
+from pp3shm.link import gids, rdma
+from pp3shm.link.lane import Lane
+from pp3shm.link.verbs import Shape
+size = int(sys.argv[1])
+end = rdma.RdmaEnd(gids.choose("10.98.0.2"), Shape(2, 4096, size))
+print(encode_endpoint(end.local).hex(), flush=True)
+lane = Lane(end, decode_endpoint(bytes.fromhex(sys.stdin.readline()), size), "it")
+print("ready", flush=True)
+number = 0
+while True:
+    number += 1
+    lane.send(number % 2, bytes([number % 251]) * size, 60)
+"""
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_peer_killed_in_the_middle_of_a_write_leaves_no_half_frame_that_arrives(
+    seed,
+):
+    from pp3shm.layout.endpoint import decode_endpoint, encode_endpoint  # noqa: PLC0415
+    from pp3shm.link.lane import Lane  # noqa: PLC0415
+
+    rng = random.Random(seed)
+    peer = subprocess.Popen(
+        [sys.executable, "-P", "-c", WRITER, str(DENSE_BYTES)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    end = rdma.RdmaEnd(gids.choose("10.98.0.1"), Shape(2, DENSE_BYTES, 4096))
+    try:
+        theirs = decode_endpoint(bytes.fromhex(peer.stdout.readline()), 1)
+        peer.stdin.write(encode_endpoint(end.local).hex() + "\n")
+        peer.stdin.flush()
+        lane = Lane(end, theirs, "peer")
+        assert "ready\n" == peer.stdout.readline()
+        came = took(lane)
+        time.sleep(rng.random() * 0.3)
+        os.kill(peer.pid, signal.SIGKILL)
+        peer.wait(30)
+        limit = time.monotonic() + 2  # whatever was under way
+        while time.monotonic() < limit:
+            came += lane.take()
+            time.sleep(0.01)
+        assert {DENSE_BYTES} == {one.size for one in came}
+        assert [n % 2 for n in range(1, len(came) + 1)] == [one.slot for one in came]
+        heads = [
+            lane.read(slot, 1) + lane.read(slot, DENSE_BYTES)[-1:] for slot in (0, 1)
+        ]
+        print(f"{len(came)} arrived; first and last byte of each slot: {heads}")
+    finally:
+        peer.kill()
+        peer.wait(30)
+        peer.stdin.close()
+        peer.stdout.close()
+        end.close()
+    assert 0 == end.regions
