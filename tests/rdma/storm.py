@@ -24,12 +24,13 @@ import struct
 import sys
 import threading
 import time
+import traceback
 from pathlib import Path
 
 import numpy as np
 
 from pp3shm import Engine, Profile, Row, Status, Worker
-from pp3shm.errors import Busy, Exhausted, Pp3Error
+from pp3shm.errors import Busy, Exhausted, LinkError, Pp3Error
 from pp3shm.link import rdma
 from pp3shm.proposal.proposal import propose_row
 from pp3shm.worker.drafters import TableDrafter
@@ -77,9 +78,10 @@ class Nursery:
             child = os.fork()
             if child == 0:
                 orders.close()
-                address = f"rdma://10.98.0.2:{port}/rxe1"
                 try:
-                    Worker(TableDrafter(TABLE), PROFILE, [address], KEY).serve_forever()
+                    _work(f"rdma://10.98.0.2:{port}/rxe1")
+                except BaseException:  # noqa: BLE001 - shown, and then it is dead
+                    traceback.print_exc()
                 finally:
                     os._exit(1)
             orders.send(struct.pack("i", child))
@@ -99,6 +101,21 @@ class Nursery:
         self.kill()
         self._ours.close()
         os.waitpid(self._pid, 0)
+
+
+def _work(address):
+    """A worker until it is killed; the one before it may not have let go of the port."""
+    limit = time.monotonic() + 60
+    while True:
+        worker = Worker(TableDrafter(TABLE), PROFILE, [address], KEY)
+        try:
+            worker.start()
+        except LinkError:
+            if time.monotonic() > limit:
+                raise
+            time.sleep(0.02)
+        else:
+            worker.serve_forever()
 
 
 def cable(up):
