@@ -41,7 +41,7 @@ LAB := $(PYTHON) tools/rdma-lab/lab.py --install
 test-rdma: $(VENV)/.dev-packages $(VENV)/.package
 	@$(LAB) --timeout 400 -- sh tests/rdma/run.sh $(CURDIR)/$(BIN)/python $(ARGS) \
 	  || test $$? = 77
-	@$(LAB) --pair --timeout 300 -- sh tests/rdma/run.sh $(CURDIR)/$(BIN)/python $(ARGS) \
+	@$(LAB) --pair --timeout 180 -- sh tests/rdma/run.sh $(CURDIR)/$(BIN)/python $(ARGS) \
 	  || test $$? = 77
 
 # The demo with its worker on the other of two guests.

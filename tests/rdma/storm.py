@@ -104,7 +104,7 @@ class Nursery:
 
 
 def _work(address):
-    """A worker until it is killed; the one before it may not have let go of the port."""
+    """A worker until it is killed; the one before may not have let go of the port."""
     limit = time.monotonic() + 60
     while True:
         worker = Worker(TableDrafter(TABLE), PROFILE, [address], KEY)

@@ -310,7 +310,7 @@ def held():
 def test_ends_that_come_and_go_leave_nothing(make_ends):
     make_ends(2, 8192, 8192).close()
     first = held()
-    for number in range(30):
+    for number in range(12):
         ends = make_ends(2, 8192, 8192)
         if number % 3 == 0:
             past(ends)
@@ -364,7 +364,7 @@ while True:
 """
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", range(1))
 def test_a_peer_killed_in_the_middle_of_a_write_leaves_no_half_frame_that_arrives(
     seed,
 ):
