@@ -1,5 +1,6 @@
 """Lanes over real queue pairs: what arrives, and every way in which nothing does."""
 
+import dataclasses
 import gc
 import json
 import os
@@ -218,6 +219,28 @@ def test_a_peer_that_posts_no_receive_is_known_by_an_error(make_ends):
             break
     print(f"no receive: {fault}")
     assert fault
+
+
+def test_a_wrong_key_is_an_error_though_no_receive_is_posted(make_ends):
+    ends = make_ends(2, 8192, 8192)
+    for _ in range(3):  # all that are there; nobody posts them again
+        wild(ends.a, 64)
+        assert [""] == faults(ends.a)
+    with_another_key(ends)
+    (fault,) = faults(ends.a)
+    print(f"another key, no receive: {fault}")
+    assert fault
+
+
+def test_a_peer_that_cannot_be_reached_is_an_error_of_connect():
+    end = rdma.RdmaEnd(gids.choose("10.98.0.1"), Shape(2, 8192, 8192))
+    nobody = gids.Gid(1, "0000:0000:0000:0000:0000:ffff:0a62:00c8", "").raw
+    try:
+        with pytest.raises(LinkError, match="rdma rxe0: connect"):
+            end.connect(dataclasses.replace(end.local, gid=nobody))
+    finally:
+        end.close()
+    assert 0 == end.regions
 
 
 def test_a_full_send_queue_is_an_error_of_the_call(make_ends):
