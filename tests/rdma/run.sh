@@ -11,5 +11,4 @@ here=$(dirname "$0")
 if [ "$PP3_LAB_HOST" = 1 ]; then
     exec "$python" -P "$here/host1.py"
 fi
-[ $# -gt 0 ] || set -- "$here"
-exec "$python" -P -m pytest -p no:cacheprovider -p no:benchmark -p no:anyio -p no:hypothesispytest --timeout 300 -rs "$@"
+exec "$python" -P -m pytest -p no:cacheprovider -p no:benchmark -p no:anyio -p no:hypothesispytest --timeout 300 -rs "$here" "$@"
