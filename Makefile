@@ -8,7 +8,7 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check -q
 SOURCES := $(shell find pp3shm -name '*.py' -o -name '*.pyi' -o -name '*.[ch]' -o -name '*.cdef') \
 	pyproject.toml setup.py MANIFEST.in
 
-.PHONY: demo test bench bench-compute weak-memory tools torture torture-long qualify lint clean
+.PHONY: demo test test-rdma demo-rdma bench bench-compute weak-memory tools torture torture-long qualify lint clean
 .DELETE_ON_ERROR:
 
 $(BIN)/python:
@@ -34,6 +34,20 @@ demo: $(VENV)/.package
 
 test: $(VENV)/.dev-packages $(VENV)/.package
 	$(BIN)/python -P -m pytest $(ARGS)
+
+# Real verbs, in emulated guests with soft-RoCE, one and two: docs/rdma.md. Where they
+# cannot start (status 77), the reason is printed and that is all.
+LAB := $(PYTHON) tools/rdma-lab/lab.py --install
+test-rdma: $(VENV)/.dev-packages $(VENV)/.package
+	@$(LAB) --timeout 400 -- sh tests/rdma/run.sh $(CURDIR)/$(BIN)/python $(ARGS) \
+	  || test $$? = 77
+	@$(LAB) --pair --timeout 180 -- sh tests/rdma/run.sh $(CURDIR)/$(BIN)/python $(ARGS) \
+	  || test $$? = 77
+
+# The demo with its worker on the other of two guests.
+demo-rdma: $(VENV)/.package
+	@$(LAB) --pair --timeout 400 -- sh tests/rdma/demo.sh "$(CURDIR)/$(BIN)/pp3shm" \
+	  --tokens=40 --check-rounds=200 $(ARGS) || test $$? = 77
 
 bench: $(VENV)/.dev-packages $(VENV)/.package
 	@for file in benchmarks/bench_*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done

@@ -102,6 +102,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_ls(commands)
     _add_rm(commands)
     _add_trace(commands)
+    _add_doctor(commands)
     return parser
 
 
@@ -129,9 +130,10 @@ def _add_demo(commands: Commands) -> None:
     parser.add_argument("--proxy", choices=("process", "thread"), default="process")
     parser.add_argument(
         "--link",
-        choices=("socket", "region"),
+        choices=("socket", "region", "rdma"),
         default="socket",
-        help="a worker behind a proxy, or one that is its own (default: %(default)s)",
+        help="to a worker behind a proxy, or one that is its own (region); rdma needs "
+        "pyverbs and a device (default: %(default)s)",
     )
     parser.add_argument(
         "--wait",
@@ -139,6 +141,13 @@ def _add_demo(commands: Commands) -> None:
         default="hybrid",
         help="how engine and proxy wait (default: %(default)s)",
     )
+    parser.add_argument(
+        "--serve", metavar="ADDRESS", help="be the worker of a demo on another host"
+    )
+    parser.add_argument(
+        "--worker", metavar="ADDRESS", help="use the one that --serve runs there"
+    )
+    parser.add_argument("--key-file", metavar="FILE", help="that both hosts have")
     parser.add_argument("--kill-worker", action="store_true", help="mid-way")
     parser.add_argument("--kill-proxy", action="store_true", help="mid-way")
     parser.set_defaults(run=_demo, error=parser.error)
@@ -286,3 +295,31 @@ def _trace(args: argparse.Namespace) -> int:
         args.error(f"argument --last: expected 1 or more, found {args.last}")
     print(one_line(write_last(args.file, args.region, args.pid, args.last)))
     return 0
+
+
+def _add_doctor(commands: Commands) -> None:
+    parser = commands.add_parser(
+        "doctor",
+        help="say what this machine can do and what it lacks",
+        description="One line for each thing that some part of pp3shm can use, and "
+        "what to do where it is missing. What is missing is no failure, unless it was "
+        "asked for.",
+    )
+    parser.add_argument(
+        "--require",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="exit with status 1 where this is missing; a name of the report, may be "
+        "repeated",
+    )
+    parser.set_defaults(run=_doctor, error=parser.error)
+
+
+def _doctor(args: argparse.Namespace) -> int:
+    from pp3shm.doctor import examine  # noqa: PLC0415 - only when asked
+
+    lacking = examine(args.require, lambda line: print(one_line(line), flush=True))
+    if lacking:
+        print(f"pp3shm doctor: missing: {', '.join(lacking)}", file=sys.stderr)
+    return FAILED if lacking else 0

@@ -13,7 +13,9 @@ from pathlib import Path
 MARK = "PP3SHM_TEST_MARK"
 """Every process that descends from a command carries this variable with its value."""
 PP3SHM = (sys.executable, "-P", "-m", "pp3shm")
-COMMANDS = {"demo", "worker", "conformance", "bench", "ls", "rm", "trace"}
+COMMANDS = {
+    "demo", "worker", "conformance", "bench", "ls", "rm", "trace", "doctor"
+}  # fmt: skip
 LIMIT_S = 120.0  # a watchdog, not a promise
 END_S = 30.0  # likewise, for what a killed process leaves to end by itself
 

@@ -33,8 +33,9 @@ KEY = b"a key of twenty-four by."
         (["bench"], ["--only", "--quick", "--list", "--out"]),
         (["ls"], ["--json", "alive or dead"]),
         (["rm"], ["NAME", "--dead", "refused"]),
+        (["doctor"], ["--require", "missing"]),
     ],
-    ids=["pp3shm", "demo", "worker", "conformance", "bench", "ls", "rm"],
+    ids=["pp3shm", "demo", "worker", "conformance", "bench", "ls", "rm", "doctor"],
 )
 def test_help_names_what_there_is(words, says):
     done = run(*words, "--help")
@@ -267,7 +268,7 @@ def test_worker_refuses_a_drafter_that_cannot_be_used(modules, drafter, says):
         ("unix:///no/such/folder/socket", ["No such file"]),
         (f"unix:///{'x' * 107}", ["at most 107 bytes", "found 108"]),
         ("unix:///dev/null", ["an unused socket"]),
-        ("rdma://127.0.0.1:1", ["not in this version"]),
+        ("rdma://127.0.0.1", ["rdma://host:port"]),
     ],
 )
 def test_worker_refuses_an_address_it_cannot_listen_at(address, says):

@@ -61,7 +61,6 @@ def test_good_address_is_read_and_written_back(text, expected):
         "unix:///" + "a" * 107,
         "unix://@" + "a" * 108,
         "unix:///\ud800",
-        "rdma://10.0.0.1:7333",
         "rdma://",
     ],
 )
@@ -71,11 +70,6 @@ def test_bad_address_is_refused_by_the_place_it_came_from(text):
     assert caught.value.place == "--listen"
     assert caught.value.expected
     assert "\n" not in str(caught.value)
-
-
-def test_rdma_address_says_that_this_version_has_none():
-    with pytest.raises(ConfigError, match=r"not in this version yet.*tcp://"):
-        parse("rdma://10.0.0.1:7333")
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pp3shm.demo.decode import Tally
-from pp3shm.demo.process import WorkerProcess
+from pp3shm.demo.link import DemoWorker
 from pp3shm.engine import Engine
 from pp3shm.errors import ConfigError
 
@@ -63,7 +63,7 @@ class Kills:
         """What was killed."""
         return [kill.name for kill in self._kills if kill.round is not None]
 
-    def look(self, tally: Tally, engine: Engine, worker: WorkerProcess) -> None:
+    def look(self, tally: Tally, engine: Engine, worker: DemoWorker) -> None:
         """After each round: kill what is due, mend what was dead for long enough."""
         for kill in self._kills:
             if kill.round is None:
@@ -72,14 +72,14 @@ class Kills:
             elif tally.rounds - kill.round >= ROUNDS_WITHOUT:
                 _mend(kill, engine, worker)
 
-    def mend(self, engine: Engine, worker: WorkerProcess) -> None:
+    def mend(self, engine: Engine, worker: DemoWorker) -> None:
         """The text may have ended before all were back."""
         for kill in self._kills:
             if kill.round is not None:
                 _mend(kill, engine, worker)
 
 
-def _killed(name: str, engine: Engine, worker: WorkerProcess) -> bool:
+def _killed(name: str, engine: Engine, worker: DemoWorker) -> bool:
     """SIGKILL; False where nobody is there to be killed just now."""
     if name == "worker":
         worker.kill()
@@ -91,7 +91,7 @@ def _killed(name: str, engine: Engine, worker: WorkerProcess) -> bool:
     return True
 
 
-def _mend(kill: Kill, engine: Engine, worker: WorkerProcess) -> None:
+def _mend(kill: Kill, engine: Engine, worker: DemoWorker) -> None:
     """Wait, once, until rounds have drafts again."""
     if kill.mended:
         return

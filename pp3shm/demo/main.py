@@ -13,6 +13,8 @@ from rich.console import Console
 
 from pp3shm.demo.decode import Decoder
 from pp3shm.demo.kills import CONNECT_S, Kills
+from pp3shm.demo.link import DemoWorker, serve, worker_of
+from pp3shm.demo.link import check as check_link
 from pp3shm.demo.pair import DEFAULT_TEMPERATURE, ModelPair, build_ngram_pair
 from pp3shm.demo.process import WorkerProcess
 from pp3shm.demo.proof import Proof
@@ -44,6 +46,7 @@ def run_demo(args: argparse.Namespace) -> int:
         Pp3Error: an argument, text, model or part that cannot be used.
     """
     _check(args)
+    check_link(args)
     _kills(args)  # refused now rather than later
     with orderly_end():
         return _demo(args, Console())
@@ -67,35 +70,39 @@ def _demo(args: argparse.Namespace, console: Console) -> int:
     with held():
         folder = tempfile.TemporaryDirectory(prefix="pp3shm-demo-")
     with folder as directory:
-        environment = pair.save_drafter(Path(directory))
-        worker = WorkerProcess(
-            Path(directory), profile, environment, region=args.link == "region"
-        )
-        with _connected(args, profile, worker) as engine:
+        if args.serve is not None:
+            serve(args, Path(directory), pair, profile, console.print)
+        with _connected(args, Path(directory), pair, profile) as (engine, worker):
             return _run(args, console, pair, engine, worker, prompts)
 
 
 @contextlib.contextmanager
 def _connected(
-    args: argparse.Namespace, profile: Profile, worker: WorkerProcess
-) -> Iterator[Engine]:
+    args: argparse.Namespace, directory: Path, pair: ModelPair, profile: Profile
+) -> Iterator[tuple[Engine, DemoWorker]]:
     """Both running, whichever has to be first: a region is there before its worker."""
     at_region = args.link == "region"
     with contextlib.ExitStack() as stack:
-        if not at_region:
-            stack.enter_context(worker)
+        worker: DemoWorker
+        if at_region:
+            environment = pair.save_drafter(directory)
+            late = WorkerProcess(directory, profile, environment, region=True)
+            worker = late
+        else:
+            worker = stack.enter_context(worker_of(args, directory, pair, profile))
         engine = Engine.create(
             profile,
             worker=worker.address,
+            psk=worker.key,
             proxy=args.proxy,
             wait=args.wait,
             connect_timeout_s=0 if at_region else CONNECT_S,
         )
         stack.enter_context(engine)
         if at_region:
-            stack.enter_context(worker)
+            stack.enter_context(late)
             engine.wait_connected(CONNECT_S)
-        yield engine
+        yield engine, worker
 
 
 def _check(args: argparse.Namespace) -> None:
@@ -155,7 +162,7 @@ def _run(
     console: Console,
     pair: ModelPair,
     engine: Engine,
-    worker: WorkerProcess,
+    worker: DemoWorker,
     prompts: list[NDArray[np.int32]],
 ) -> int:
     """All that needs the worker."""
@@ -185,7 +192,7 @@ def _decode(
     console: Console,
     pair: ModelPair,
     engine: Engine,
-    worker: WorkerProcess,
+    worker: DemoWorker,
     prompts: list[NDArray[np.int32]],
     kills: Kills,
 ) -> DemoReport:

@@ -23,16 +23,19 @@ START_TIMEOUT_S = 600.0
 
 
 class WorkerProcess:
-    """``pp3shm worker`` on a Unix socket in a directory of its own, or at a region.
+    """``pp3shm worker`` with a directory of its own, or at a region.
 
     Args:
-        directory: where the socket and the worker's messages go.
+        directory: where the socket, the key and the worker's messages go.
         profile: what it is to serve; its drafter says the rest.
         environment: variables the drafter reads.
+        address: where to listen; None: a Unix socket in the directory.
+        key: that whoever connects must have, or None.
         region: take rounds from the region of an engine that is there already.
 
     Attributes:
         address: where it listens, the same after each start; or the engine's door.
+        key: as given.
     """
 
     def __init__(
@@ -40,12 +43,15 @@ class WorkerProcess:
         directory: Path,
         profile: Profile,
         environment: Mapping[str, str],
+        address: str | None = None,
+        key: bytes | None = None,
         *,
         region: bool = False,
     ) -> None:
-        self.address = _address(directory / "worker.sock")
+        self.address = address or _address(directory / "worker.sock")
         if region:
             self.address = f"{REGION}@pp3shm-demo-{secrets.token_hex(16)}"
+        self.key = key
         self._log = directory / "worker.log"
         self._environment = {**os.environ, **environment}
         # The worker ends with us: it gets EOF on its standard input when we are gone,
@@ -55,6 +61,11 @@ class WorkerProcess:
             *("--region" if region else "--listen", self.address, "--sampled"),
             *("--drafter", DRAFTER),
         ]
+        if key is not None:
+            path = directory / "key"
+            path.touch(mode=0o600)
+            path.write_bytes(key)
+            self._command += ["--key-file", str(path)]
         for name, value in _options(profile).items():
             self._command += [f"--{name.replace('_', '-')}", str(value)]
         self._process: subprocess.Popen[bytes] | None = None

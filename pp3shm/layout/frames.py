@@ -1,7 +1,7 @@
 """Frames: header, CRC and the lengths each kind may have (wire page, section 2).
 
-The bodies' codecs stand in step.py, control.py and replies.py, their tables in
-tables.py; all are named here too, so that a user needs this one module.
+The bodies' codecs stand in step.py, control.py, endpoint.py and replies.py, their
+tables in tables.py; all are named here too, so that a user needs this one module.
 """
 
 import zlib
@@ -17,6 +17,7 @@ from pp3shm.layout.control import (
     encode_error,
     encode_reset,
 )
+from pp3shm.layout.endpoint import Endpoint, decode_endpoint, encode_endpoint
 from pp3shm.layout.profile import Profile
 from pp3shm.layout.record import shown
 from pp3shm.layout.replies import Reply, decode_reply, encode_reply
@@ -49,6 +50,7 @@ __all__ = [
     "MASS",
     "NO_ROUND",
     "SUPPORT",
+    "Endpoint",
     "ErrorBody",
     "FrameHeader",
     "Kind",
@@ -59,11 +61,13 @@ __all__ = [
     "StepRow",
     "body_bounds",
     "body_lengths_ok",
+    "decode_endpoint",
     "decode_error",
     "decode_header",
     "decode_reply",
     "decode_reset",
     "decode_step",
+    "encode_endpoint",
     "encode_error",
     "encode_frame",
     "encode_reply",

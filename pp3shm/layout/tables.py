@@ -3,7 +3,7 @@
 from enum import IntEnum
 from functools import lru_cache
 
-from pp3shm.layout.record import Array, Field, Packing, Record, among, equals
+from pp3shm.layout.record import Array, Field, Packing, Record, among, between, equals
 
 WIRE_VERSION = 1
 FLAG_SAMPLED = 2
@@ -17,6 +17,9 @@ ERROR_TEXT_BYTES = 1024
 NO_ROUND = 2**64 - 1
 DEPTHS = (4, 5)
 MOST_SLOTS = 4
+MTUS = (256, 512, 1024, 2048, 4096)
+MOST_STAGING_SLOTS = 256
+GID_BYTES = 16
 
 
 class Kind(IntEnum):
@@ -108,16 +111,16 @@ ERROR_HEADER = Record(
 )
 ENDPOINT = Record(
     "endpoint",
-    Field("queue_pair", "I"),
-    Field("packet_sequence", "I"),
-    Field("mtu", "H"),
+    Field("queue_pair", "I", between(0, 2**24 - 1)),
+    Field("packet_sequence", "I", between(0, 2**24 - 1)),
+    Field("mtu", "H", among(*MTUS)),
     Field("zero", "H", equals(0)),
     Field("gid_index", "I"),
     Field("gid", "16s"),
     Field("address", "Q"),
     Field("rkey", "I"),
     Field("slot_bytes", "I"),
-    Field("slots", "I"),
+    Field("slots", "I", between(1, MOST_STAGING_SLOTS)),
 )
 
 REPLY_HEADER = Record("reply", *STEP_HEADER.fields)

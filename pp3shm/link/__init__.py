@@ -1,6 +1,6 @@
-"""Links: frames from A to B over TCP and Unix sockets, and nothing else."""
+"""Links: frames from A to B, over sockets and by RDMA, and nothing else."""
 
-from pp3shm.link.address import Address, TcpAddress, UnixAddress, parse
+from pp3shm.link.address import Address, RdmaAddress, TcpAddress, UnixAddress, parse
 from pp3shm.link.base import Link
 from pp3shm.link.listen import Listener, listen
 from pp3shm.link.reader import FrameReader, read_exactly, wait_for
@@ -11,6 +11,7 @@ __all__ = [
     "FrameReader",
     "Link",
     "Listener",
+    "RdmaAddress",
     "SocketLink",
     "TcpAddress",
     "UnixAddress",

@@ -1,4 +1,8 @@
-"""Addresses: ``tcp://host:port``, ``unix:///path`` and ``unix://@name``."""
+"""Addresses: ``tcp://host:port``, ``unix:///path``, ``unix://@name``.
+
+And ``rdma://host:port``, with ``/device`` or ``/device/gid-index`` behind it where the
+device is not the one that has the connection's own IP address.
+"""
 
 import ipaddress
 import os
@@ -11,9 +15,10 @@ from pp3shm.errors import ConfigError
 # sun_path has 108 bytes: a file's name needs its NUL, an abstract one a NUL before it.
 UNIX_NAME_BYTES = 107
 
-EXPECTED = "tcp://host:port, unix:///path or unix://@name"
+EXPECTED = "tcp://host:port, unix:///path, unix://@name or rdma://host:port"
 _PORT = re.compile(r"[0-9]{1,5}", re.ASCII)
 _HOST = re.compile(r"[A-Za-z0-9._-]+", re.ASCII)
+_DEVICE = re.compile(r"([A-Za-z0-9_-]{1,63})(?:/([0-9]{1,5}))?", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +32,28 @@ class TcpAddress:
         """The form that :func:`parse` takes."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"tcp://{host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class RdmaAddress(TcpAddress):
+    """A TCP address over which a queue pair is set up.
+
+    Attributes:
+        device: of this side, e.g. ``mlx5_0``; empty: the one whose GID is the IP
+            address that this side of the connection has.
+        gid_index: of the device; None: the one of that IP address, or the first that
+            stands for an IPv4 address.
+    """
+
+    device: str = ""
+    gid_index: int | None = None
+
+    def __str__(self) -> str:
+        """The form that :func:`parse` takes."""
+        tcp = TcpAddress(self.host, self.port)
+        index = "" if self.gid_index is None else f"/{self.gid_index}"
+        device = f"/{self.device}{index}" if self.device else ""
+        return f"rdma://{str(tcp).removeprefix('tcp://')}{device}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +77,7 @@ class UnixAddress:
         return f"\0{self.name}" if self.abstract else self.name
 
 
-Address = TcpAddress | UnixAddress
+Address = TcpAddress | UnixAddress  # an RdmaAddress is a TcpAddress
 
 
 def parse(text: str, place: str = "address") -> Address:
@@ -61,7 +88,7 @@ def parse(text: str, place: str = "address") -> Address:
         place: what to call it in an error, e.g. ``--listen``.
 
     Raises:
-        ConfigError: it is none of the three forms.
+        ConfigError: it is none of these forms.
     """
     scheme, found, rest = text.partition("://")
     if found and scheme == "tcp":
@@ -69,12 +96,7 @@ def parse(text: str, place: str = "address") -> Address:
     if found and scheme == "unix":
         return _parse_unix(rest, text, place)
     if found and scheme == "rdma":
-        raise ConfigError(
-            place,
-            f"{EXPECTED} (rdma:// is not in this version yet, also not with the "
-            "extra pp3shm[rdma]: use tcp:// on the RDMA network's IP address)",
-            repr(text),
-        )
+        return _parse_rdma(rest, text, place)
     raise ConfigError(place, EXPECTED, repr(text))
 
 
@@ -117,8 +139,10 @@ def is_loopback(host: str) -> bool:
 
 def _parse_tcp(rest: str, text: str, place: str) -> TcpAddress:
     host, colon, port = rest.rpartition(":")
+    scheme = text.partition("://")[0]
     if not colon or not _PORT.fullmatch(port) or int(port) > 65535:
-        raise ConfigError(place, "tcp://host:port with a port up to 65535", repr(text))
+        expected = f"{scheme}://host:port with a port up to 65535"
+        raise ConfigError(place, expected, repr(text))
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
         try:
@@ -132,6 +156,18 @@ def _parse_tcp(rest: str, text: str, place: str) -> TcpAddress:
             place, "a host name, an IPv4 or a bracketed IPv6 address", repr(text)
         )
     return TcpAddress(host, int(port))
+
+
+def _parse_rdma(rest: str, text: str, place: str) -> RdmaAddress:
+    where, slash, device = rest.partition("/")
+    named = _DEVICE.fullmatch(device)
+    if slash and not named:
+        raise ConfigError(place, "rdma://host:port/device/gid-index", repr(text))
+    tcp = _parse_tcp(where, text, place)
+    if named is None:
+        return RdmaAddress(tcp.host, tcp.port)
+    name, index = named.groups()
+    return RdmaAddress(tcp.host, tcp.port, name, None if index is None else int(index))
 
 
 def _parse_unix(rest: str, text: str, place: str) -> UnixAddress:

@@ -1,6 +1,7 @@
 """Listening sockets; Unix ones clean up after themselves and their dead."""
 
 import contextlib
+import dataclasses
 import errno
 import fcntl
 import os
@@ -54,7 +55,7 @@ class Listener:
         except (BlockingIOError, ConnectionAbortedError):
             return None
         try:
-            return SocketLink(sock, f"peer of {self.address}")
+            return SocketLink(sock, f"peer of {self.address}", self.address)
         except OSError:  # it went away between the two calls
             sock.close()
             return None
@@ -117,7 +118,8 @@ def _listen_tcp(where: TcpAddress, psk: bytes | None) -> Listener:
         except OSError as error:
             failure = error
         else:
-            return Listener(sock, TcpAddress(where.host, sock.getsockname()[1]), None)
+            port = sock.getsockname()[1]
+            return Listener(sock, dataclasses.replace(where, port=port), None)
     raise _unusable(where, failure) from failure
 
 

@@ -27,9 +27,15 @@ _GONE = "the peer closed the connection"
 
 
 class SocketLink:
-    """One connected stream socket, TCP or Unix. Implements ``Link``."""
+    """One connected stream socket, TCP or Unix. Implements ``Link``.
 
-    def __init__(self, sock: socket.socket, peer: str) -> None:
+    Attributes:
+        address: as our own side said it: dialled, or listened at; None: neither.
+    """
+
+    def __init__(
+        self, sock: socket.socket, peer: str, address: Address | None = None
+    ) -> None:
         sock.setblocking(False)
         if sock.family != socket.AF_UNIX:
             # A STEP is one small write that must leave at once.
@@ -43,6 +49,7 @@ class SocketLink:
                 sock.setsockopt(socket.SOL_SOCKET, _SO_BUSY_POLL, _BUSY_POLL_US)
         self._sock = sock
         self._peer = peer
+        self.address = address
 
     @property
     def peer(self) -> str:
@@ -52,6 +59,20 @@ class SocketLink:
     def fileno(self) -> int:
         """The descriptor to poll; -1 once closed."""
         return self._sock.fileno()
+
+    @property
+    def local_ip(self) -> str:
+        """The IP address of our side; empty for a Unix socket.
+
+        Raises:
+            PeerDied: the connection is gone.
+        """
+        if self._sock.family == socket.AF_UNIX:
+            return ""
+        try:
+            return str(self._sock.getsockname()[0]).partition("%")[0]
+        except OSError as error:
+            raise self._died(error) from error
 
     def send(self, frame: Buffer, timeout_s: float = 5.0) -> None:
         """Send one whole frame; see ``Link.send``."""
@@ -152,7 +173,7 @@ def connect(
     """
     where = parse(address) if isinstance(address, str) else address
     deadline = time.monotonic() + timeout_s
-    link = SocketLink(_open(where, deadline, psk), str(where))
+    link = SocketLink(_open(where, deadline, psk), str(where), where)
     try:
         if psk is not None:
             prove_to_worker(link, psk, deadline)

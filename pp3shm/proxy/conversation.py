@@ -47,6 +47,7 @@ class Conversation:
         self.session = greeting.session
         self._link = greeting.link
         self._profile = profile
+        self._pump = pump
         self._c: Any = pump.c
         self._c.send_ns = int(SEND_TIMEOUT_S * 1e9)
         self._c.trickle_ns = int(TRICKLE_S * 1e9)
@@ -66,16 +67,7 @@ class Conversation:
 
     def needs_reset(self, place: Place) -> bool:
         """True where the worker could not append this row's tokens."""
-        row = ffi.new(
-            "struct pp3_step_row *",
-            {
-                "slot": place.slot,
-                "generation": place.generation,
-                "position": place.position,
-                "count": place.committed,
-            },
-        )
-        return bool(lib.pp3_pump_behind(self._c, row))
+        return self._pump.behind(place)
 
     def send_reset(self, reset: Reset) -> None:
         """Open or restate a generation.
@@ -163,7 +155,7 @@ class Conversation:
                 self._send(kind, body)
             except LinkError:
                 half_sent = True
-        lib.pp3_pump_close(self._c)
+        self._pump.close()
         if half_sent:
             self._link.close()
         else:
@@ -171,5 +163,5 @@ class Conversation:
 
     def close(self) -> None:
         """Close without a word."""
-        lib.pp3_pump_close(self._c)
+        self._pump.close()
         self._link.close()

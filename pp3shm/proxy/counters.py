@@ -25,6 +25,10 @@ NAMES = (
     *REASONS,
     *(f"row_status_{status}" for status in range(1, 9)),
     "pump_returns",  # how often the pump came back to the interpreter
+    "late_writes",  # RDMA: writes into a staging slot in quarantine
+    "slots_quarantined",  # RDMA: staging slots ever put there
+    "slots_held",  # RDMA: those that are there now, not a count
+    "memory_regions",  # RDMA: registered now, not a count
 )
 
 INDEX = {name: index for index, name in enumerate(NAMES)}

@@ -58,4 +58,4 @@ class Dialler:
 
 def _hang_up(outcome: Greeting | Exception | None) -> None:
     if isinstance(outcome, Greeting):
-        outcome.link.close()
+        outcome.close()

@@ -43,6 +43,12 @@ class Taken(NamedTuple):
         """The STEP's body without its CRC: a copy of the checked copy."""
         return bytes(ffi.buffer(self.c.frame + HEADER_BYTES, self.c.body_bytes))
 
+    @property
+    def rows(self) -> int:
+        """How many the STEP has."""
+        at = self.c.frame + HEADER_BYTES + STEP_HEADER.offset["n"]
+        return int.from_bytes(bytes(ffi.buffer(at, 4)), "little")
+
     def places(self, profile: Profile) -> tuple[Place, ...]:
         """Of each row of the STEP."""
         step = self.body
@@ -63,12 +69,16 @@ class Hands:
 
     Attributes:
         c: ``struct pp3_hand *``, for calls of the C core.
+        end: of the proxy.
+        profile: of the sessions.
+        ring: ``struct pp3_ring *``, likewise.
     """
 
     def __init__(self, end: ProxyEnd, profile: Profile) -> None:
-        self._end = end
-        self._ring = end.handle  # the C side uses it as long as there is a hand
-        hand = lib.pp3_hand_new(self._ring, c_layout(profile))
+        self.end = end
+        self.profile = profile
+        self.ring = end.handle  # the C side uses it as long as there is a hand
+        hand = lib.pp3_hand_new(self.ring, c_layout(profile))
         if hand == ffi.NULL:
             raise RingError("hand", "memory for its rounds", "none")
         self.c = ffi.gc(hand, lib.pp3_hand_free)
@@ -101,7 +111,7 @@ class Hands:
                 ``code`` says so.
         """
         if code != -errno.EINVAL:
-            self._end.refuse(code)
+            self.end.refuse(code)
         head = bytes(ffi.buffer(taken.frame + HEADER_BYTES, STEP_HEADER.size))
         place = f"request of round {Taken(taken).round}"
         raise RingError(place, "a STEP of this round", head.hex())
@@ -118,4 +128,4 @@ class Hands:
         """Give back what was fenced: its round was failed by somebody else."""
         code = lib.pp3_hand_sweep(self.c)
         if code < 0:
-            self._end.refuse(code)
+            self.end.refuse(code)

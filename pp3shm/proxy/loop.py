@@ -30,6 +30,7 @@ from pp3shm.proxy.greet import Greeting, greet
 from pp3shm.proxy.hands import Hands
 from pp3shm.proxy.plan import ProxyPlan
 from pp3shm.proxy.pump import Pump
+from pp3shm.proxy.staged import StagedPump
 from pp3shm.proxy.state import Event, Session, SessionState, step
 from pp3shm.ring.ring import ProxyEnd
 
@@ -60,19 +61,22 @@ class Remote:
 
     Args:
         plan: its address, key and profile.
+        rounds: at most in flight.
     """
 
-    def __init__(self, plan: ProxyPlan) -> None:
+    def __init__(self, plan: ProxyPlan, rounds: int) -> None:
         self._plan = plan
+        self._rounds = rounds
 
     def pump(self, hands: Hands, control_fd: int) -> Pump:
         """See ``FarEnd``."""
         slice_ns = SLICE_NS if control_fd >= 0 else 0
-        return Pump(hands, control_fd, self._plan.waiting, slice_ns)
+        kind = StagedPump if self._plan.by_rdma else Pump
+        return kind(hands, control_fd, self._plan.waiting, slice_ns)
 
     def dial(self) -> Greeting:
         """See ``FarEnd``."""
-        return greet(self._plan)
+        return greet(self._plan, self._rounds)
 
 
 class ProxyLoop:
@@ -106,7 +110,7 @@ class ProxyLoop:
         expect_layout(end.region.layout_id, plan.profile)
         self._hands = Hands(end, plan.profile)
         self._rounds = int(end.region.shape.rounds)
-        far = far or Remote(plan)
+        far = far or Remote(plan, self._rounds)
         self._pump = far.pump(self._hands, control_fd)
         self._dialler = Dialler(far.dial)
         self._talk: Conversation | None = None
@@ -234,7 +238,14 @@ class ProxyLoop:
 
     def _carry(self, talk: Conversation) -> None:
         """Let the pump carry rounds and replies, and see to what it came back with."""
-        why = self._pump()
+        try:
+            why = self._pump()
+        except FrameError as error:  # what came by RDMA does not belong there
+            self._refuse("frame", error)
+            return
+        except LinkError as error:
+            self._end_session(Event.LOST, error)
+            return
         seen_to = ON_RETURN.get(why)
         if seen_to is None:
             self._end_session(Event.LOST, talk.lost(why))

@@ -7,7 +7,8 @@ from typing import Self
 from pp3shm.errors import ConfigError
 from pp3shm.layout.keyproof import check_key
 from pp3shm.layout.profile import Profile
-from pp3shm.link.address import parse, parse_door
+from pp3shm.link import rdma
+from pp3shm.link.address import RdmaAddress, parse, parse_door
 from pp3shm.ring.waiting import Waiting
 
 # What reading anything but a plan may raise; the last two: infinity where an integer is
@@ -47,13 +48,24 @@ class ProxyPlan:
         Raises:
             ConfigError: the address, the key, or a time.
         """
-        if parse_door(self.worker, "worker") is None:
-            parse(self.worker, "worker")
+        if self.by_rdma:
+            rdma.require("worker")
         if self.psk is not None:
             check_key(self.psk, "psk")
         if not 0 <= self.dial_timeout_s < float("inf"):  # a NaN is neither
             found = self.dial_timeout_s
             raise ConfigError("dial_timeout_s", "seconds, 0 or more", found)
+
+    @property
+    def by_rdma(self) -> bool:
+        """Whether STEPs and REPLYs go by RDMA.
+
+        Raises:
+            ConfigError: the address is none.
+        """
+        if parse_door(self.worker, "worker") is not None:
+            return False
+        return isinstance(parse(self.worker, "worker"), RdmaAddress)
 
     def to_bytes(self) -> bytes:
         """The plan as JSON, for a proxy process. Holds the key: never log it."""

@@ -6,7 +6,7 @@ from pp3shm._core import ffi, lib
 from pp3shm.errors import RingError
 from pp3shm.proxy.counters import INDEX
 from pp3shm.proxy.greet import Greeting
-from pp3shm.proxy.hands import Hands, Taken
+from pp3shm.proxy.hands import Hands, Place, Taken
 from pp3shm.ring.waiting import WAITS, Waiting
 
 
@@ -48,8 +48,25 @@ class Pump:
         self._slice_ns = slice_ns
 
     def open(self, greeting: Greeting) -> None:
-        """A session begins."""
+        """A session begins; its frames pass through here."""
         lib.pp3_pump_open(self.c, greeting.link.fileno(), greeting.session)
+
+    def close(self) -> None:
+        """It is over: no reply of it can come any more."""
+        lib.pp3_pump_close(self.c)
+
+    def behind(self, place: Place) -> bool:
+        """True where the worker could not append this row's tokens."""
+        row = ffi.new(
+            "struct pp3_step_row *",
+            {
+                "slot": place.slot,
+                "generation": place.generation,
+                "position": place.position,
+                "count": place.committed,
+            },
+        )
+        return bool(lib.pp3_pump_behind(self.c, row))
 
     def __call__(self) -> int:
         """Run until something rare happens: a ``PP3_PUMP_...``."""

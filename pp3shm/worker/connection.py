@@ -28,11 +28,12 @@ from pp3shm.layout.tables import (
     Kind,
     Status,
 )
-from pp3shm.link import FrameReader, SocketLink
+from pp3shm.link import FrameReader, RdmaAddress, SocketLink
 from pp3shm.link.proof import demand_proof
 from pp3shm.worker.counts import Counts
 from pp3shm.worker.drafter import DrafterFault, DrafterSource
 from pp3shm.worker.session import Refusal, Session
+from pp3shm.worker.staged import StagedFrames, open_lane
 
 logger = logging.getLogger("pp3shm.worker")
 
@@ -91,8 +92,11 @@ class Connection:
     def __init__(self, link: SocketLink, host: Host) -> None:
         self._link = link
         self._host = host
-        self._reader = FrameReader(link, self._admit_hello)
+        self._stream = FrameReader(link, self._admit_hello)
+        self._reader: FrameReader | StagedFrames = self._stream
+        self._staged: StagedFrames | None = None
         self._session = b""
+        self._expects: tuple[Kind, ...] = (Kind.STEP, Kind.RESET, Kind.ERROR, Kind.BYE)
         self._received = 0
         self._sent = 0
 
@@ -154,11 +158,44 @@ class Connection:
                 self._send(Kind.HELLO_ACK, host.profile.canonical_json())
                 host.counts.add("sessions")
                 self._reader.admit = self._admit
-                self._reader.ahead = True
+                if isinstance(self._link.address, RdmaAddress):
+                    self._open_lane(self._link.address)
+                else:
+                    self._stream.ahead = True
                 while self._turn(session):
                     pass
         finally:
             session.end()
+            if self._staged is not None:
+                self._staged.close()
+
+    def _open_lane(self, address: RdmaAddress) -> None:
+        """The proxy's ENDPOINT, then ours; STEPs and REPLYs go by RDMA from now on."""
+        reader, patience = self._stream, self._host.patience
+        self._expects = (Kind.ENDPOINT, Kind.ERROR, Kind.BYE)
+        frame = reader.read(
+            time.monotonic() + patience.handshake_s, patience.frame_s, self._host.stop
+        )
+        header = reader.header
+        if frame is None or header is None:
+            raise LinkError(f"{self._link.peer}: the worker closes")
+        body = self._open(frame)
+        self._received += 1
+        if header.kind != Kind.ENDPOINT:
+            self._hear(header, body)
+            raise LinkError(f"{self._link.peer}: expected ENDPOINT, it ended")
+        try:
+            opened = open_lane(self._link, address, self._host.profile, body)
+        except LinkError as error:
+            raise Refusal(Status.REFUSED, str(error)) from error
+        self._staged = self._reader = StagedFrames(reader, opened, self._next)
+        self._expects = (Kind.STEP, Kind.RESET, Kind.ERROR, Kind.BYE)
+        self._send(Kind.ENDPOINT, opened.body)
+        self._host.counts.add("rdma_sessions")
+
+    def _next(self) -> int:
+        """The sequence of the frame that is next."""
+        return self._received
 
     def _turn(self, session: Session) -> bool:
         """Take one frame; False at the session's orderly end."""
@@ -208,13 +245,14 @@ class Connection:
         self._received = 1
 
     def _admit(self, header: FrameHeader) -> None:
-        if header.kind not in (Kind.STEP, Kind.RESET, Kind.ERROR, Kind.BYE):
-            raise FrameError(
-                "frame.kind", "STEP, RESET, ERROR or BYE", Kind(header.kind).name
-            )
+        if header.kind not in self._expects:
+            *others, last = (kind.name for kind in self._expects)
+            expected = f"{', '.join(others)} or {last}"
+            raise FrameError("frame.kind", expected, Kind(header.kind).name)
         flags = profile_flags(self._host.profile) if header.kind == Kind.STEP else 0
         expect("frame.flags", flags, header.flags)
-        expect("frame.sequence", self._received, header.sequence)
+        if self._staged is None:  # which else puts the two ways in order
+            expect("frame.sequence", self._received, header.sequence)
         if header.session != self._session:
             raise FrameError("frame.session", self._session.hex(), header.session.hex())
         self._expect_length(header)
@@ -232,7 +270,10 @@ class Connection:
     def _send(self, kind: Kind, body: bytes, flags: int = 0) -> None:
         frame = encode_frame(kind, self._session, self._sent, body, flags)
         self._sent += 1
-        self._link.send(frame, self._host.patience.send_s)
+        if self._staged is not None and kind is Kind.REPLY:
+            self._staged.reply(frame, self._host.patience.send_s)
+        else:
+            self._link.send(frame, self._host.patience.send_s)
 
     def _refuse(self, refusal: Refusal) -> None:
         """Say why, as long as the peer was understood so far, and close."""

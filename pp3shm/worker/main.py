@@ -30,7 +30,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--listen",
         action="append",
         metavar="ADDRESS",
-        help="tcp://host:port, unix:///path or unix://@name; may be repeated",
+        help="tcp://host:port, unix:///path, unix://@name or rdma://host:port; may be "
+        "repeated",
     )
     where.add_argument(
         "--region",

@@ -13,7 +13,7 @@ from typing import Self
 from pp3shm.errors import ConfigError
 from pp3shm.layout.profile import Profile
 from pp3shm.layout.tables import Status
-from pp3shm.link import Address, Listener, SocketLink, listen
+from pp3shm.link import Address, Listener, RdmaAddress, SocketLink, listen, rdma
 from pp3shm.worker.connection import Connection, Host, Patience
 from pp3shm.worker.counts import Counts
 from pp3shm.worker.drafter import Drafter, DrafterSource, Factory
@@ -95,7 +95,10 @@ class Worker:
             raise ConfigError("worker", "one that was not started yet", "started")
         try:
             for address in self._wanted:
-                self._listeners.append(listen(address, self._psk))
+                listener = listen(address, self._psk)
+                self._listeners.append(listener)
+                if isinstance(listener.address, RdmaAddress):
+                    rdma.require("listen")
         except BaseException:
             self._close_listeners()
             raise

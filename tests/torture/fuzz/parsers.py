@@ -32,12 +32,15 @@ from pp3shm.errors import (
 from pp3shm.layout import keyproof
 from pp3shm.layout.frames import (
     HEADER_BYTES,
+    Endpoint,
     Kind,
+    decode_endpoint,
     decode_error,
     decode_header,
     decode_reply,
     decode_reset,
     decode_step,
+    encode_endpoint,
     encode_error,
     encode_reply,
     encode_reset,
@@ -92,6 +95,19 @@ def error(data: bytes) -> None:
     hold(encode_error(found) == data, "an ERROR that is written the same again")
     told = ProfileError.told(found.text)
     hold(told is None or len(told.field) <= 40, "a field's name")
+
+
+ENDPOINT = Endpoint(17, 2**24 - 1, 4096, 1, bytes(16), 1 << 40, 2**32 - 1, 1 << 20, 8)
+
+
+def endpoint(data: bytes) -> None:
+    """ENDPOINT: an area within 64 bits, whose slots hold a frame of the profile."""
+    frame = PROFILES[0].reply_bytes
+    found = decode_endpoint(data, frame)
+    hold(encode_endpoint(found) == data, "an ENDPOINT that is written the same again")
+    hold(frame <= found.slot_bytes < 2**32, "slots that hold a frame")
+    hold(1 <= found.slots <= 256, "a bounded number of slots")
+    hold(found.at(found.slots) <= 2**64, "an area within 64 bits")
 
 
 def profile(data: bytes) -> None:
@@ -292,6 +308,7 @@ PARSERS: tuple[tuple[Callable[[bytes], None], tuple[type[Exception], ...]], ...]
     (serve, ()),
     (talk, (FrameError, LinkError, ProfileError)),
     (reader, (FrameError, LinkError)),
+    (endpoint, (FrameError,)),
 )
 
 

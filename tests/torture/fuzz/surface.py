@@ -29,6 +29,7 @@ with atheris.instrument_imports(include=["pp3shm"]):
         ErrorBody,
         Kind,
         Reset,
+        encode_endpoint,
         encode_error,
         encode_frame,
         encode_reset,
@@ -109,6 +110,7 @@ def seeds() -> dict[str, list[bytes]]:
     found["proof"] = [b"\0" + first, b"\1" + answer, b"\2" + second,
                       b"\3" + first + second, b"\4" + answer]  # fmt: skip
     found["record"] = [parsers.record_seed()]
+    found["endpoint"] = [encode_endpoint(parsers.ENDPOINT), bytes(52)]
     for index, (ours, asked, frame) in enumerate(parsers.EXCHANGES):
         choice, body = bytes([index]), frame[HEADER_BYTES:-4]
         prefix = np.arange(3, dtype=np.int32)

@@ -40,6 +40,7 @@ class Tape:
     """
 
     peer = "a tape"
+    address = None  # neither dialled nor listened at
 
     def __init__(self, data: bytes, largest: int = 1 << 16) -> None:
         self._data = data
