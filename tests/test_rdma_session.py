@@ -409,6 +409,25 @@ def test_a_write_that_never_completes_ends_the_session(
         eventually(lambda: served(engine) is Status.OK)
 
 
+def test_memory_of_a_pair_that_cannot_be_destroyed_is_kept_and_counted(
+    net, script, eventually
+):
+    def refuse():
+        raise LinkError("fake: expected to destroy QP, found: busy")
+
+    with engine_of(script) as engine:
+        assert Status.OK is served(engine)
+        kept = net.newest()[1]  # the proxy's
+        kept.close = refuse
+        script.error()
+        eventually(lambda: 2 == engine.stats()["sessions"])
+        assert Status.OK is served(engine)
+        assert 4 == engine.stats()["memory_regions"]
+        assert 2 == kept.regions
+        del kept.close
+        kept.close()
+
+
 def test_the_death_of_the_connection_is_the_death_of_the_session(script, eventually):
     with engine_of(script) as engine:
         assert Status.OK is served(engine)

@@ -60,7 +60,9 @@ class StagedPump(Pump):
             frame_bytes(reply_packing(n, self._profile.depth, self._profile.is_sampled))
             for n in range(1, self._profile.max_slots + 1)
         )
+        self._lost = 0  # regions of lanes that could not be closed
         self._clear()
+        self._show()  # what a proxy before us left there is gone with it
 
     # -- a session -----------------------------------------------------------------
 
@@ -106,13 +108,13 @@ class StagedPump(Pump):
                 lane.close()
             except LinkError as error:  # its memory stays where it is, for ever
                 self._board.note(error)
-            self._board.put("memory_regions", lane.regions)
-        self._board.put("slots_held", 0)
+            self._lost += lane.regions
+        self._show()
 
     def _show(self) -> None:
         """What of the lane is to be seen from outside."""
-        if self._lane is not None:
-            self._board.put("memory_regions", self._lane.regions)
+        regions = 0 if self._lane is None else self._lane.regions
+        self._board.put("memory_regions", self._lost + regions)
         self._board.put("slots_held", self._slots.quarantined)
 
     def _admit(self, header: FrameHeader) -> None:

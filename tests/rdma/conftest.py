@@ -4,7 +4,6 @@ import os
 import subprocess
 
 import pytest
-from fake_verbs import FakeEnd  # noqa: F401 - the scripted worker knows both kinds
 
 from pp3shm.link import gids, rdma
 from pp3shm.link.lane import Lane
