@@ -17,6 +17,7 @@ from pp3shm.rank import Rank
 from pp3shm.reply import ReplyReader
 from pp3shm.ring.record import SEGMENTS
 from pp3shm.ring.ring import ProxyEnd, RankEnd
+from pp3shm.ring.waiting import Waiting
 
 VOCAB, ROUNDS = 64, 4
 PROFILE = Profile.sampled(vocab=VOCAB, depth=4, max_slots=2, max_positions=64)
@@ -67,13 +68,13 @@ class Hands:
     def __init__(self, luck):
         self.luck = luck
         ring = _make_ring(PROFILE, Choices(ROUNDS, 2, "memfd", "thread"))
-        reader = ReplyReader(PROFILE, ring, 0)
+        reader = ReplyReader(PROFILE, ring, Waiting("futex"))
         pidfd = os.pidfd_open(os.getpid())
         ring.attach_rank(1, pidfd)
         os.close(pidfd)
         self.ring, self.region = ring, ring.region
         self.engine = Engine(PROFILE, Parts(ring, None, NoProxy(), reader))
-        self.rank = Rank(PROFILE, RankEnd(self.region, rank=1), 0)
+        self.rank = Rank(PROFILE, RankEnd(self.region, rank=1), Waiting("futex"))
         self.proxy = ProxyEnd.thread(ring)
         self.board = Board(self.proxy)
         self.views = {name: self.region.view(name) for name in SEGMENTS}

@@ -2,19 +2,20 @@
 
 from pp3shm.proxy.board import Board
 from pp3shm.proxy.state import SessionState
-from pp3shm.reply import Reply
+from pp3shm.reply import ReplyReader
 from pp3shm.ring.ring import EngineEnd, ProxyEnd
 
 
 def _round_read_twice():
     """The round of a reply is read from the page again after it was compared."""
-    right = Reply.__init__
+    right = ReplyReader.read
 
-    def wrong(self, views, *rest, **named):
-        right(self, views, *rest, **named)
-        self.round = int(views.round)
+    def wrong(self, *rest, **named):
+        reply = right(self, *rest, **named)
+        reply.round = int(reply._views.round)
+        return reply
 
-    Reply.__init__ = wrong
+    ReplyReader.read = wrong
 
 
 def _request_by_word():

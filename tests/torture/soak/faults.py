@@ -15,7 +15,7 @@ FAULTS = {
 }
 
 _PAGE = "        g->free_page[g->free_count++] = h.page;\n"
-_SOCKET = "    (void)close(w->pidfd);\n    (void)close(w->socket);\n"
+_SOCKET = "    (void)close(w->pidfd);\n    if (w->socket >= 0)\n"
 _ENDS = "        (void)close(ends[0]);\n        return error;\n"
 _HELD = "        PP3_ADD(&g->owner[h.owner].held, UINT32_MAX /* -1 */, release);"
 _FREE = "        (void)close(r->bell_fd);\n    free(r);\n"
@@ -32,9 +32,7 @@ EDITS = (
     Edit(
         WATCHDOG,
         _SOCKET,
-        _SOCKET.replace(
-            "    (void)close(w->s", "    if (!PP3_FAULT(2))\n    (void)close(w->s"
-        ),
+        _SOCKET.replace("socket >= 0", "socket >= 0 && !PP3_FAULT(2)"),
     ),
     Edit(WATCHDOG, _ENDS, _unless(3, _ENDS)),
     Edit(ENGINE, _HELD, _unless(4, _HELD)),
