@@ -166,6 +166,23 @@ def test_a_failed_round_is_recorded_with_its_reason_and_how_far_it_came(read):
         assert bool(found.rows_of(0)) == read
 
 
+@pytest.mark.parametrize("entries", [1, 2])
+def test_a_failed_round_never_shows_stamps_of_a_round_long_ago(entries):
+    """Laps are told apart by 8 bits: some round after 256 of them has the same."""
+    table = np.zeros((VOCAB, VOCAB), np.float32)
+    with Worker(TableDrafter(table), PROFILE, ["tcp://127.0.0.1:0"]) as serving:
+        engine = Engine.create(PROFILE, worker=serving.addresses[0], rounds=entries)
+        engine.reset(0, [1])
+        rounds(engine, entries)
+    with engine:
+        for _ in range(300 * entries):
+            ticket = engine.step([Row(0)], timeout_s=LINK)
+            with engine.reply(ticket) as reply:
+                assert reply.failed is not None or reply.status[0] != 0
+                assert reply.trace is None
+        assert engine.stats()["records_unusable"] == 0
+
+
 def test_a_release_again_records_nothing_more(engine):
     (ticket,) = rounds(engine, 1)
     engine.release(ticket)

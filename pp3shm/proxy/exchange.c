@@ -54,7 +54,8 @@ int pp3_answer(struct pp3_ring *r, const struct pp3_layout *l, uint64_t mine,
     if (reason != 0)
         return reason;
     trace->checked = pp3_tick();
-    /* all of them here, just before the swap: the line moves once */
+    /* just before the swap, which moves the line in any case; taken and sent may stand
+     * there already */
     if (trace->taken)
         pp3_trace_put(r, mine, PP3_TAKEN, trace->taken);
     if (trace->sent)

@@ -284,8 +284,10 @@ int64_t pp3_ask(struct pp3_ring *r, const void *heads, uint64_t deadline_ns)
 
     if (!PP3_HERE(r) || !g)
         return t;
-    if (t > 0)
+    if (t > 0) {
         g->asked_ns[pp3_page_of(g->claimed[(uint64_t)t % r->rounds])] = pp3_now();
+        pp3_trace_clear(r, (uint64_t)t);
+    }
     if (g->held_count != g->told_count) { /* a difference, which may be negative */
         pp3_count(r, PP3_COUNT_QUARANTINED, (uint64_t)g->held_count - g->told_count);
         g->told_count = g->held_count;

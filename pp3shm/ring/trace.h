@@ -4,10 +4,11 @@
  * and the rank has to read in any case: they cost stores and no line of their own. They
  * are written before the swap of publish (E2 orders them before a rank reads them).
  *
- * A stamp carries the lap of its round around the ring, 8 bits of it: so nothing has to
- * be cleared for the next round, and what a proxy that was stopped and fenced still
- * writes when it goes on is no stamp of the entry's next round. (Of that 256 laps later
- * it would be. Stamps are for whoever measures: nothing is steered by them.)
+ * They are cleared behind each claim, for a round may be failed before it has any. A
+ * stamp carries the lap of its round around the ring besides, 8 bits of it: what a proxy
+ * that was stopped and fenced still writes when it goes on is no stamp of the entry's
+ * next round. (Of that 256 laps later it would be. Stamps are for whoever measures:
+ * nothing is steered by them.)
  */
 #ifndef PP3_TRACE_H
 #define PP3_TRACE_H
@@ -33,6 +34,19 @@ static inline PP3_A64 *pp3_trace_at(struct pp3_ring *r, uint64_t word)
 static inline uint64_t pp3_lap(const struct pp3_ring *r, uint64_t word)
 {
     return pp3_ticket(word) / r->rounds << PP3_STAMP_BITS;
+}
+
+/* Behind the claim of t and before its bell: no proxy knows of the round yet. */
+static inline void pp3_trace_clear(struct pp3_ring *r, uint64_t t)
+{
+#ifndef PP3_NO_TRACE
+    PP3_A64 *stamp = (PP3_A64 *)(void *)pp3_entry_of(r, t)->trace;
+
+    for (int i = 0; i < PP3_TRACE_WORDS; i++)
+        PP3_STORE(&stamp[i], 0, relaxed); /* E1: the bell releases it */
+#else
+    (void)r, (void)t;
+#endif
 }
 
 /* One stamp, of the proxy that has taken the round. Relaxed, for the edges order it. */
