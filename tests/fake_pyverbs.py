@@ -36,7 +36,7 @@ class FakePyverbs:
         self.open, self.busy, self.refused = [], set(), set()
         self.channels, self.lowest_fd, self.strangers = set(), 0, 0
         self.works, self.receives = [], 0
-        monkeypatch.setattr(rdma, "_load", lambda: self.modules)
+        monkeypatch.setattr(rdma, "load", lambda: self.modules)
         monkeypatch.setattr(rdma, "_channels", lambda: set(self.channels))
         monkeypatch.setattr(rdma, "_lost", [])
         self.modules = {

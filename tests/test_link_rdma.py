@@ -312,7 +312,7 @@ def test_rdma_without_pyverbs_says_how_to_get_it(monkeypatch):
     def absent():
         raise ModuleNotFoundError("No module named 'pyverbs'")
 
-    monkeypatch.setattr(rdma, "_load", absent)
+    monkeypatch.setattr(rdma, "load", absent)
     ours = Profile.greedy(vocab=64, depth=4, max_slots=1, max_positions=64)
     says = r"python3-pyverbs.*docs/rdma\.md.*No module named 'pyverbs'"
     with pytest.raises(ConfigError, match=f"worker: .*{says}"):
@@ -334,7 +334,7 @@ def test_loading_pyverbs_leaves_the_programs_logging_alone(monkeypatch):
         return types.ModuleType(name)
 
     monkeypatch.setattr(rdma.importlib, "import_module", load)
-    assert set(rdma._MODULES) == set(rdma._load())
+    assert set(rdma._MODULES) == set(rdma.load())
     assert before == (root.handlers, root.level)
 
 

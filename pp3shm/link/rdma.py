@@ -30,9 +30,9 @@ from pp3shm.link.gids import Place, choose
 from pp3shm.link.staging import slot_bytes
 from pp3shm.link.verbs import Completion, Shape, VerbsEnd
 
-REMEDY = (
-    "pyverbs (apt install python3-pyverbs, and the Python it is built for; "
-    "docs/rdma.md), or tcp://"
+GET_PYVERBS = (
+    "apt install python3-pyverbs, of the system libibverbs' release, and run the "
+    "Python it is built for: docs/rdma.md"
 )
 _MODULES = ("addr", "cq", "device", "enums", "mr", "pd", "pyverbs_error", "qp", "wr")
 
@@ -60,14 +60,16 @@ def require(place: str) -> None:
         ConfigError: it cannot be imported; the error says how to get it.
     """
     try:
-        _load()
+        load()
     except ImportError as error:
         last = str(error).strip().splitlines()[-1:] or ["nothing"]
-        raise ConfigError(place, f"{REMEDY} for rdma://", last[0]) from error
+        raise ConfigError(
+            place, f"pyverbs for rdma:// ({GET_PYVERBS}), or tcp://", last[0]
+        ) from error
 
 
-def _load() -> dict[str, Any]:
-    """Pyverbs' modules by name.
+def load() -> dict[str, Any]:
+    """Pyverbs' modules by name; it raises what an import of it raises.
 
     Importing it gives the root logger a handler, which is for the program to decide:
     what was there before is there afterwards.
@@ -114,7 +116,7 @@ class RdmaEnd:
 
     def __init__(self, place: Place, shape: Shape) -> None:
         require("rdma")
-        self._v = _load()
+        self._v = load()
         self._place = place
         self._shape = shape
         self._open: list[Any] = []  # closed in the reverse order
