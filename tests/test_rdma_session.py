@@ -682,6 +682,29 @@ def test_a_device_that_refuses_says_so_to_both_sides(net):
         refused_to(worker.addresses[0], ours, r"expected a GID of 127\.0\.0\.1")
 
 
+@pytest.mark.parametrize("side", ["worker", "proxy"])
+def test_an_end_that_can_neither_connect_nor_close_says_why_it_could_not_connect(
+    net, monkeypatch, side
+):
+    def refuse(what):
+        raise LinkError(f"fake: {what} refused")
+
+    def opened(*told):
+        end = net.__class__.open_end(net, *told)
+        if (side == "proxy") == (len(net.ends) % 2 == 1):  # the proxy's is made first
+            end.connect = lambda _peer: refuse("connect")
+            end.close = lambda: refuse("destroy")
+        return end
+
+    monkeypatch.setattr(rdma, "open_end", opened)
+    ours = profile()
+    with Worker(TableDrafter(table()), ours, ["rdma://127.0.0.1:0"]) as worker:
+        refused_to(worker.addresses[0], ours, "fake: connect refused")
+    for end in net.ends.values():
+        vars(end).pop("close", None)
+        end.close()
+
+
 def test_a_proxy_gone_before_it_says_its_endpoint_leaves_nothing(net, eventually):
     ours = profile()
     with Worker(TableDrafter(table()), ours, ["rdma://127.0.0.1:0"]) as worker:
