@@ -3,6 +3,7 @@
 Nothing is changed, and nothing is asked of another machine.
 """
 
+import contextlib
 import ctypes
 import errno
 import fcntl
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pp3shm.errors import ConfigError
-from pp3shm.link import gids
+from pp3shm.link import gids, rdma
 
 CPUINFO = Path("/proc/cpuinfo")
 SHM = Path("/dev/shm")  # noqa: S108 - looked at, nothing is made there
@@ -25,14 +26,22 @@ ROOM_BYTES = 64 << 20
 in flight, both ways, and the region."""
 
 _FUTEX = {"x86_64": 202, "aarch64": 98}
-_SEALS = 1033  # F_ADD_SEALS
-_SHRINK_AND_GROW = 2 | 4
 _CPU_FLAGS = {
     "x86_64": ("pclmulqdq", "avx2", "avx512f", "vpclmulqdq"),
     "aarch64": ("crc32", "asimd"),
 }
-_CRC_PATHS = ("table", "pclmulqdq", "the crc32 instructions", "vpclmulqdq")
-_SCAN_PATHS = ("portable", "AVX2", "AVX-512")
+# By the name of the C constant, less PP3_: the core may not be there to be asked.
+CRC_PATHS = {
+    "CRC_TABLE": "table",
+    "CRC_PCLMUL": "pclmulqdq",
+    "CRC_ARM": "the crc32 instructions",
+    "CRC_WIDE": "vpclmulqdq",
+}
+SCAN_PATHS = {
+    "SCAN_PORTABLE": "portable",
+    "SCAN_AVX2": "AVX2",
+    "SCAN_AVX512": "AVX-512",
+}
 
 
 class Finding(NamedTuple):
@@ -68,14 +77,6 @@ def last_line(found: object) -> str:
 # -- RDMA ------------------------------------------------------------------------------
 
 
-def _read(path: Path) -> str:
-    """A file of sysfs; empty where it cannot be read, as an unused GID cannot."""
-    try:
-        return path.read_text("ascii", "replace").strip()
-    except OSError:
-        return ""
-
-
 def rdma_devices() -> Finding:
     """Devices, ports and GIDs, as the kernel shows them; pyverbs is not needed."""
     told = []
@@ -98,9 +99,9 @@ def rdma_devices() -> Finding:
 def pyverbs() -> Finding:
     """Whether pyverbs can be imported here, and whether it sees a device."""
     try:
-        device = importlib.import_module("pyverbs.device")
+        device = rdma.load()["device"]
     except Exception as error:  # noqa: BLE001 - a broken build may raise anything
-        return missing(error, PYVERBS_REMEDY)
+        return missing(error, rdma.GET_PYVERBS)
     try:
         names = [entry.name.decode() for entry in device.get_device_list()]
     except Exception as error:  # noqa: BLE001 - without a device it raises its own
@@ -108,12 +109,6 @@ def pyverbs() -> Finding:
     if not names:
         return missing("it sees no device", "a device first: see rdma")
     return there(f"sees {', '.join(names)}")
-
-
-PYVERBS_REMEDY = (
-    "apt install python3-pyverbs, and run the Python it is built for "
-    "(it must come from the same release as the system's libibverbs)"
-)
 
 
 def memlock() -> Finding:
@@ -152,7 +147,7 @@ def seals() -> Finding:
     except OSError as error:
         return missing(error.strerror, KERNEL_REMEDY)
     try:
-        fcntl.fcntl(fd, _SEALS, _SHRINK_AND_GROW)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
     except OSError as error:
         return missing(error.strerror, KERNEL_REMEDY)
     finally:
@@ -191,15 +186,24 @@ def cpu() -> Finding:
     wanted = _CPU_FLAGS.get(machine)
     if wanted is None:
         return missing(machine, "x86-64 or aarch64")
-    said = _read(CPUINFO).split()
+    said: list[str] = []
+    with contextlib.suppress(OSError):  # a sandbox may hide it
+        said = CPUINFO.read_text("ascii", "replace").split()
     flags = " ".join(flag for flag in wanted if flag in said) or "no flag of interest"
     try:
         from pp3shm._core import lib  # noqa: PLC0415 - a broken build is a finding
     except ImportError as error:
         return missing(error, "install pp3shm again, with a C compiler")
-    crc = _CRC_PATHS[lib.pp3_crc_path()]
-    return there(
-        f"{machine}, {flags}; CRC by {crc}, rows by {_SCAN_PATHS[lib.pp3_scan_path()]}"
+    crc = _named(lib, CRC_PATHS, lib.pp3_crc_path())
+    rows = _named(lib, SCAN_PATHS, lib.pp3_scan_path())
+    return there(f"{machine}, {flags}; CRC by {crc}, rows by {rows}")
+
+
+def _named(lib: Any, paths: dict[str, str], path: int) -> str:
+    """What the path with this number is called."""
+    return next(
+        (said for name, said in paths.items() if getattr(lib, f"PP3_{name}") == path),
+        f"path {path}",
     )
 
 

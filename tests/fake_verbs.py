@@ -28,6 +28,7 @@ class FakeNet:
     Attributes:
         holding: while true, writes are kept back; ``let_go`` delivers them.
         cut: while true, every write fails.
+        silent: while true, writes arrive, but their sender is told only by ``tell``.
         refuse: what opening an end raises, or None.
     """
 
@@ -36,6 +37,8 @@ class FakeNet:
         self.lock = threading.RLock()
         self.holding = False
         self.cut = False
+        self.silent = False
+        self._untold = deque()
         self.refuse = None
         self._held = deque()
 
@@ -50,6 +53,16 @@ class FakeNet:
             while self._held:
                 end, write = self._held.popleft()
                 end.deliver(*write)
+
+    def tell(self):
+        with self.lock:
+            self.silent = False
+            while self._untold:
+                end, completion = self._untold.popleft()
+                end.complete(completion)
+
+    def keep(self, end, completion):
+        self._untold.append((end, completion))
 
     def hold(self, end, write):
         self._held.append((end, write))
@@ -144,7 +157,10 @@ class FakeEnd:
             peer.complete(Completion(True, 0, 0, "WR_FLUSH_ERR"))
         else:
             ctypes.memmove(address, data, len(data))
-            self.complete(Completion(False, slot, 0))
+            if self._net.silent:
+                self._net.keep(self, Completion(False, slot, 0))
+            else:
+                self.complete(Completion(False, slot, 0))
             if immediate is not None:
                 peer.complete(Completion(True, immediate, len(data)))
 

@@ -1,7 +1,9 @@
 """``pp3shm doctor``: every line, with what it looks at there, missing and broken."""
 
 import errno
+import logging
 import os
+import re
 import resource
 import types
 from pathlib import Path
@@ -10,6 +12,7 @@ import pytest
 from commands import run
 
 from pp3shm import doctor
+from pp3shm._core import lib
 from pp3shm.errors import ConfigError
 
 NOTHING = object()
@@ -152,6 +155,20 @@ def test_pyverbs_that_is_absent_broken_blind_or_well(monkeypatch):
     assert (True, "sees mlx5_0, mlx5_1") == doctor.pyverbs()[:2]
 
 
+def test_a_look_at_pyverbs_leaves_the_programs_logging_alone(monkeypatch):
+    root = logging.getLogger()
+    before = root.handlers[:], root.level
+
+    def load(name):
+        root.addHandler(logging.NullHandler())
+        root.setLevel(logging.DEBUG)
+        raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+    monkeypatch.setattr(doctor.importlib, "import_module", load)
+    assert not doctor.pyverbs().there
+    assert before == (root.handlers, root.level)
+
+
 @pytest.mark.parametrize(
     ("soft", "well"),
     [
@@ -217,8 +234,27 @@ def test_cpu_tells_flags_and_paths(monkeypatch, tmp_path):
     found = doctor.cpu()
     assert found.there
     assert "x86_64, pclmulqdq avx2; CRC by" in found.found
+    info.unlink()
+    assert "no flag of interest; CRC by" in doctor.cpu().found
     monkeypatch.setattr(doctor.platform, "machine", lambda: "mips")
     assert not doctor.cpu().there
+
+
+@pytest.mark.parametrize(
+    ("paths", "header", "kind"),
+    [
+        (doctor.CRC_PATHS, "layout/crc.h", "pp3_crc_path"),
+        (doctor.SCAN_PATHS, "proposal/scan.h", "pp3_scan_paths"),
+    ],
+)
+def test_every_path_of_the_core_is_called_what_it_is(paths, header, kind):
+    text = (Path(doctor.__file__).parent / header).read_text("utf-8")
+    (body,) = re.findall(rf"enum {kind} {{(.*?)}};", text, re.DOTALL)
+    names = re.findall(r"^\s*PP3_(\w+)", body, re.MULTILINE)
+    assert list(paths) == [name for name in names if name != "SCAN_PATHS"]
+    for name, said in paths.items():
+        assert said == doctor._named(lib, paths, getattr(lib, f"PP3_{name}"))
+    assert "path 99" == doctor._named(lib, paths, 99)
 
 
 # -- GPU -------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """Sessions whose STEPs and REPLYs go by RDMA, over a device of the test's own."""
 
 import time
+import types
 
 import numpy as np
 import pytest
@@ -8,10 +9,16 @@ from fake_verbs import FakeNet
 from rdma_script import RdmaScript
 
 from pp3shm import Engine, Profile, Row, Status, Worker
+from pp3shm._core import ffi, lib
 from pp3shm.errors import LinkError
 from pp3shm.layout.frames import HEADER_BYTES, Kind, Step, encode_frame
 from pp3shm.link import rdma
+from pp3shm.link.lane import Lane
+from pp3shm.proxy import staged
+from pp3shm.proxy.greet import Greeting
+from pp3shm.proxy.staged import SLEEP_NS, StagedPump
 from pp3shm.proxy.state import SessionState
+from pp3shm.ring.waiting import Waiting
 from pp3shm.worker import Patience
 from pp3shm.worker.drafters import TableDrafter
 
@@ -216,6 +223,177 @@ def test_the_end_of_a_session_ends_its_quarantine(net, script, eventually):
         assert proxy_end.closed
         assert 0 == engine.stats()["slots_held"]
         assert Status.OK is served(engine)
+
+
+# -- writes under way ------------------------------------------------------------------
+
+
+@pytest.fixture
+def rests(monkeypatch):
+    """Of each rest of a proxy: what its lane holds untaken, and what is waited with."""
+    found = []
+
+    class Core:
+        """The core, but that its sleeps are seen."""
+
+        def __getattr__(self, name):
+            return getattr(lib, name)
+
+        def pp3_proxy_sleep(self, ring, link_fd, control_fd, spin, sleep):
+            found.append((spin, sleep, ring != ffi.NULL))
+            return lib.pp3_proxy_sleep(ring, link_fd, control_fd, spin, sleep)
+
+    monkeypatch.setattr(staged, "lib", Core())
+    return found
+
+
+def test_a_slot_whose_own_write_is_under_way_is_given_to_no_round(net, script):
+    def send(slot, *told):
+        waited.append(slot in lane.under_way)
+        Lane.send(lane, slot, *told)
+
+    waited = []
+
+    def under_way(end):
+        return {slot for one, (_, slot, *_) in net._untold if one is end}
+
+    with engine_of(script) as engine:
+        assert Status.OK is served(engine)
+        proxy_end = net.newest()[1]
+        lane = engine._proxy._loop._pump._session.stage.lane
+        lane.send = send
+        net.silent = True
+        for _ in range(ROUNDS):
+            assert Status.OK is served(engine)
+        assert set(range(ROUNDS)) == under_way(proxy_end)
+        # None is left, and the loop turns all the same.
+        seen = len(script.steps)
+        assert Status.TIMEOUT is served(engine, LATE_S)
+        ticket = engine.step([Row(slot=0, sampled=True)], timeout_s=20)
+        assert (seen, 1) == (len(script.steps), engine.stats()["sessions"])
+        net.tell()
+        with engine.reply(ticket, timeout_s=30) as reply:
+            assert Status.OK == reply.status[0]
+        assert Status.OK is served(engine)
+        assert 1 == engine.stats()["sessions"]
+    assert waited
+    assert not any(waited)
+
+
+def test_nothing_that_has_come_is_slept_over(net, script, monkeypatch):
+    """A reply and the end of our own write, which the next send needs, come at once."""
+    untaken = []
+    rest = StagedPump._rest
+
+    def look(pump, session):
+        untaken.append(list(session.stage.lane._came))
+        return rest(pump, session)
+
+    monkeypatch.setattr(StagedPump, "_rest", look)
+    withheld = []
+    with engine_of(script) as engine:
+        assert Status.OK is served(engine)
+        net.silent = True
+        for _ in range(ROUNDS - 1):
+            assert Status.OK is served(engine)
+        script.act = lambda _worker, *asked: withheld.append(asked)
+        first = engine.step([Row(slot=0, sampled=True)], timeout_s=20)
+        limit = time.monotonic() + 20
+        while not withheld and time.monotonic() < limit:
+            time.sleep(0.001)
+        script.act = RdmaScript.reply
+        second = engine.step([Row(slot=0, sampled=True)], timeout_s=20)
+        with net.lock:
+            script.reply(*withheld[0])
+            net.tell()
+        for ticket in (first, second):
+            with engine.reply(ticket, timeout_s=30) as reply:
+                assert Status.OK == reply.status[0]
+    assert untaken
+    assert not any(untaken)
+
+
+# -- waiting ---------------------------------------------------------------------------
+
+
+def rounds_and_pauses(engine, n=8):
+    for _ in range(n):
+        assert Status.OK is served(engine)
+        time.sleep(0.03)  # what the proxy waits through is not asserted
+
+
+def slowly(worker, step, slot):
+    time.sleep(0.03)
+    worker.reply(step, slot)
+
+
+def test_a_spinning_proxy_never_sleeps(script, rests):
+    with engine_of(script, wait="spin") as engine:
+        script.act = slowly
+        rounds_and_pauses(engine)
+    assert {(SLEEP_NS, 0)} == {(spin, sleep) for spin, sleep, _ in rests}
+
+
+def test_a_spinning_proxy_does_not_sleep_though_it_can_take_no_round(
+    script, rests, eventually
+):
+    with engine_of(script, wait="spin") as engine:
+        script.act = lambda *_: None
+        for _ in range(ROUNDS):
+            engine.step([Row(slot=0, sampled=True)], timeout_s=20)
+        eventually(lambda: not all(with_ring for _, _, with_ring in rests))
+    assert {0} == {sleep for _, sleep, _ in rests}
+
+
+@pytest.mark.parametrize("spin_ns", [0, 50_000, SLEEP_NS, 25_000_000])
+def test_a_hybrid_sleeps_only_when_its_spin_is_over(script, rests, spin_ns):
+    with engine_of(script, wait="hybrid", spin_ns=spin_ns) as engine:
+        script.act = slowly
+        rounds_and_pauses(engine)
+    assert {0, SLEEP_NS} >= {sleep for _, sleep, _ in rests}
+    for spin, sleep, _ in rests:
+        assert 0 <= spin <= min(spin_ns, SLEEP_NS)
+        assert sleep or spin == SLEEP_NS
+    assert any(sleep for _, sleep, _ in rests)
+    assert (spin_ns > SLEEP_NS) == any(not sleep for _, sleep, _ in rests)
+
+
+def test_waits_for_rounds_and_for_replies_are_learned_by_themselves(script):
+    with engine_of(script, wait="hybrid", spin_ns=1000) as engine:
+        script.act = slowly
+        rounds_and_pauses(engine, 1)
+        waiters = engine._proxy._loop._pump.c.waiter
+        before = [waiter.waits for waiter in waiters]
+        rounds_and_pauses(engine, 8)
+        told = [waiter.waits - n for waiter, n in zip(waiters, before, strict=True)]
+    # The last of them may have ended in a return, which teaches nothing.
+    assert all(7 <= n <= 9 for n in told), told
+
+
+def test_words_that_wait_keep_nobody_awake(script, rests, eventually):
+    def leave(worker, _step, _slot):
+        worker.sent += 1  # as if a REPLY had been written
+        worker.error("so long")
+        worker.link.abort()  # its end stays readable
+
+    with engine_of(script) as engine:
+        assert Status.OK is served(engine)
+        script.act = spoiled(leave)
+        before = len(rests)
+        assert Status.PEER_DIED is served(engine)
+        # By sleeps of 10 ms, not by looks: some 50, and not tens of thousands.
+        assert len(rests) - before < 1000
+        eventually(lambda: 2 == engine.stats()["sessions"])
+        assert Status.OK is served(engine)
+
+
+def test_a_session_without_a_lane_is_refused_before_it_opens(script):
+    with engine_of(script) as engine:
+        loop = engine._proxy._loop
+        pump = StagedPump(loop._hands, -1, Waiting(), 0)
+        with pytest.raises(LinkError, match="expected a lane and a reader of worker"):
+            pump.open(Greeting(types.SimpleNamespace(peer="worker"), bytes(16)))
+        assert lib.PP3_PUMP_LOST == pump()
 
 
 # -- a hostile worker ------------------------------------------------------------------
@@ -502,6 +680,29 @@ def test_a_device_that_refuses_says_so_to_both_sides(net):
     net.refuse = LinkError("rdma device: expected a GID of 127.0.0.1, found no device")
     with Worker(TableDrafter(table()), ours, ["rdma://127.0.0.1:0"]) as worker:
         refused_to(worker.addresses[0], ours, r"expected a GID of 127\.0\.0\.1")
+
+
+@pytest.mark.parametrize("side", ["worker", "proxy"])
+def test_an_end_that_can_neither_connect_nor_close_says_why_it_could_not_connect(
+    net, monkeypatch, side
+):
+    def refuse(what):
+        raise LinkError(f"fake: {what} refused")
+
+    def opened(*told):
+        end = net.__class__.open_end(net, *told)
+        if (side == "proxy") == (len(net.ends) % 2 == 1):  # the proxy's is made first
+            end.connect = lambda _peer: refuse("connect")
+            end.close = lambda: refuse("destroy")
+        return end
+
+    monkeypatch.setattr(rdma, "open_end", opened)
+    ours = profile()
+    with Worker(TableDrafter(table()), ours, ["rdma://127.0.0.1:0"]) as worker:
+        refused_to(worker.addresses[0], ours, "fake: connect refused")
+    for end in net.ends.values():
+        vars(end).pop("close", None)
+        end.close()
 
 
 def test_a_proxy_gone_before_it_says_its_endpoint_leaves_nothing(net, eventually):

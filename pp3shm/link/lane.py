@@ -7,6 +7,7 @@ its death is the session's.
 import ctypes
 import select
 import time
+from collections.abc import Container
 
 from pp3shm.errors import LinkError
 from pp3shm.layout.endpoint import Endpoint
@@ -40,6 +41,11 @@ class Lane:
     def regions(self) -> int:
         """Memory regions registered now."""
         return self._end.regions
+
+    @property
+    def under_way(self) -> Container[int]:
+        """Slots whose write of ours has not completed: ``send`` from one waits."""
+        return self._posted.keys()
 
     def fileno(self) -> int:
         """The descriptor to poll; readable means that ``take`` may give something."""

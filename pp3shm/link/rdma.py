@@ -30,9 +30,9 @@ from pp3shm.link.gids import Place, choose
 from pp3shm.link.staging import slot_bytes
 from pp3shm.link.verbs import Completion, Shape, VerbsEnd
 
-REMEDY = (
-    "pyverbs (apt install python3-pyverbs, and the Python it is built for; "
-    "docs/rdma.md), or tcp://"
+GET_PYVERBS = (
+    "apt install python3-pyverbs, of the system libibverbs' release, and run the "
+    "Python it is built for: docs/rdma.md"
 )
 _MODULES = ("addr", "cq", "device", "enums", "mr", "pd", "pyverbs_error", "qp", "wr")
 
@@ -60,14 +60,16 @@ def require(place: str) -> None:
         ConfigError: it cannot be imported; the error says how to get it.
     """
     try:
-        _load()
+        load()
     except ImportError as error:
         last = str(error).strip().splitlines()[-1:] or ["nothing"]
-        raise ConfigError(place, f"{REMEDY} for rdma://", last[0]) from error
+        raise ConfigError(
+            place, f"pyverbs for rdma:// ({GET_PYVERBS}), or tcp://", last[0]
+        ) from error
 
 
-def _load() -> dict[str, Any]:
-    """Pyverbs' modules by name.
+def load() -> dict[str, Any]:
+    """Pyverbs' modules by name; it raises what an import of it raises.
 
     Importing it gives the root logger a handler, which is for the program to decide:
     what was there before is there afterwards.
@@ -114,7 +116,7 @@ class RdmaEnd:
 
     def __init__(self, place: Place, shape: Shape) -> None:
         require("rdma")
-        self._v = _load()
+        self._v = load()
         self._place = place
         self._shape = shape
         self._open: list[Any] = []  # closed in the reverse order
@@ -128,7 +130,8 @@ class RdmaEnd:
             with _making, self._verbs("set-up"):
                 self._make()
         except BaseException:
-            self.close()
+            with contextlib.suppress(LinkError):  # counted: lost_areas()
+                self.close()
             raise
 
     @contextlib.contextmanager
@@ -142,58 +145,77 @@ class RdmaEnd:
             ) from error
 
     def _make(self) -> None:
-        v, shape = self._v, self._shape
-        enums = v["enums"]
-        context = self._keep(v["device"].Context(name=self._place.device))
+        context = self._keep(self._v["device"].Context(name=self._place.device))
         self._fds = [context.cmd_fd]
-        pd = self._keep(v["pd"].PD(context))
+        pd = self._keep(self._v["pd"].PD(context))
+        in_rkey = self._make_areas(pd)
+        self._make_queue(context)
+        self._make_pair(pd)
+        port = context.query_port(self._place.port)
+        self.local = Endpoint(
+            queue_pair=self._qp.qp_num,
+            packet_sequence=secrets.randbits(24),
+            mtu=128 << port.active_mtu,
+            gid_index=self._place.gid.number,
+            gid=self._place.gid.raw,
+            address=self._in.address,
+            rkey=in_rkey,
+            slot_bytes=slot_bytes(self._shape.in_bytes),
+            slots=self._shape.slots,
+        )
+
+    def _make_areas(self, pd: Any) -> int:
+        """What the peer writes, what we write from, and a byte; the key of the first.
+
+        A write needs no buffer of its receive, but pyverbs wants one: a byte apart, so
+        that a SEND, which nobody may make here, spoils nothing.
+        """
+        enums, wr, shape = self._v["enums"], self._v["wr"], self._shape
         written = enums.IBV_ACCESS_LOCAL_WRITE
         remote = written | enums.IBV_ACCESS_REMOTE_WRITE
         size = shape.slots * slot_bytes(shape.in_bytes)
         self._in, in_region = self._area(pd, size, remote)
         size = shape.slots * slot_bytes(shape.out_bytes)
         self._out, out_region = self._area(pd, size, 0)
-        self._spare, spare_region = self._area(pd, mmap.PAGESIZE, written)
         self._lkey = out_region.lkey
+        spare, spare_region = self._area(pd, mmap.PAGESIZE, written)
+        byte = wr.SGE(spare.address, 1, spare_region.lkey)
+        self._receive = wr.RecvWR(wr_id=_RECEIVE, num_sge=1, sg=[byte])
+        return int(in_region.rkey)
+
+    def _make_queue(self, context: Any) -> None:
+        """The completion queue, and the channel that says when to look at it."""
         before = _channels()
-        channel = self._keep(v["cq"].CompChannel(context))
-        (self._fd,) = _channels() - before
+        self._channel = self._keep(self._v["cq"].CompChannel(context))
+        made = _channels() - before
+        if len(made) != 1:  # another library makes or closes its own just now
+            raise LinkError(
+                f"rdma {self._place.device}: expected one new completion channel, "
+                f"found {len(made)}"
+            )
+        (self._fd,) = made
         self._fds.append(self._fd)
         flags = fcntl.fcntl(self._fd, fcntl.F_GETFL)
         fcntl.fcntl(self._fd, fcntl.F_SETFL, flags | os.O_NONBLOCK)
-        self._channel = channel
-        depth = 2 * shape.slots + 2
-        self._cq = self._keep(v["cq"].CQ(context, depth, None, channel, 0))
+        self._readable = select.poll()
+        self._readable.register(self._fd, select.POLLIN)
+        depth = 2 * self._shape.slots + 2
+        self._cq = self._keep(self._v["cq"].CQ(context, depth, None, self._channel, 0))
         self._cq.req_notify()
-        cap = v["qp"].QPCap(
-            max_send_wr=shape.slots + 1,
-            max_recv_wr=shape.slots + 1,
-            max_send_sge=1,
-            max_recv_sge=1,
+
+    def _make_pair(self, pd: Any) -> None:
+        """The queue pair, with as many receives as the peer can have writes."""
+        enums, qp = self._v["enums"], self._v["qp"]
+        most = self._shape.slots + 1
+        cap = qp.QPCap(
+            max_send_wr=most, max_recv_wr=most, max_send_sge=1, max_recv_sge=1
         )
-        init = v["qp"].QPInitAttr(
+        init = qp.QPInitAttr(
             qp_type=enums.IBV_QPT_RC, scq=self._cq, rcq=self._cq, cap=cap, sq_sig_all=1
         )
-        self._qp = self._keep(v["qp"].QP(pd, init, self._attributes()))
-        port = context.query_port(self._place.port)
-        self._mtu = port.active_mtu
-        # A write needs no buffer of its receive, but pyverbs wants one: a byte apart,
-        # so that a SEND, which nobody may make here, spoils nothing.
-        byte = v["wr"].SGE(self._spare.address, 1, spare_region.lkey)
-        self._receive = v["wr"].RecvWR(wr_id=_RECEIVE, num_sge=1, sg=[byte])
-        for _ in range(shape.slots + 1):
+        self._qp = self._keep(qp.QP(pd, init, self._attributes()))
+        for _ in range(most):
             self._qp.post_recv(self._receive)
-        self.local = Endpoint(
-            queue_pair=self._qp.qp_num,
-            packet_sequence=secrets.randbits(24),
-            mtu=128 << self._mtu,
-            gid_index=self._place.gid.number,
-            gid=self._place.gid.raw,
-            address=self._in.address,
-            rkey=in_region.rkey,
-            slot_bytes=slot_bytes(shape.in_bytes),
-            slots=shape.slots,
-        )
 
     def _keep(self, made: Any) -> Any:
         self._open.append(made)
@@ -272,7 +294,7 @@ class RdmaEnd:
         with self._verbs("poll"):
             # Asked for again before the queue is looked at: what comes after the look
             # makes the descriptor readable.
-            if select.select([self._fd], [], [], 0)[0]:
+            if self._readable.poll(0):
                 self._channel.get_cq_event(self._cq)
                 self._cq.ack_events(1)
                 self._cq.req_notify()
@@ -300,7 +322,9 @@ class RdmaEnd:
         )
 
     def close(self) -> None:
-        """See ``VerbsEnd``."""
+        """See ``VerbsEnd``; what could not be closed is not tried again."""
+        if self in _lost:
+            return
         while self._open:
             try:
                 self._open[-1].close()

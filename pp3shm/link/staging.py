@@ -79,8 +79,6 @@ class Slots:
 
     Attributes:
         count: of all slots.
-        quarantined_ever: slots put into quarantine since the beginning.
-        late: writes that came after their round was resolved.
     """
 
     def __init__(self, count: int, lengths: Container[int]) -> None:
@@ -90,26 +88,30 @@ class Slots:
         self._lengths = lengths
         # In turn: what was used last is used again last.
         self._free = deque(range(count))
-        self.quarantined_ever = 0
-        self.late = 0
 
-    @property
-    def free(self) -> int:
-        """Slots that a round may have."""
-        return len(self._free)
+    def ready(self, but: Container[int] = ()) -> bool:
+        """Whether a round may have a slot that is none of these."""
+        return any(slot not in but for slot in self._free)
 
     @property
     def quarantined(self) -> int:
         """Slots of resolved rounds whose write has not come."""
         return self._state.count(SlotState.QUARANTINED)
 
-    def post(self, round_: int) -> int:
+    def post(self, round_: int, but: Container[int] = ()) -> int:
         """Give a round its slot.
 
+        Args:
+            round_: the round.
+            but: slots that it cannot have now, though they are free.
+
         Raises:
-            IndexError: none is free; the caller has looked.
+            IndexError: there is none; the caller has asked :meth:`ready`.
         """
-        slot = self._free.popleft()
+        slot = next((slot for slot in self._free if slot not in but), None)
+        if slot is None:
+            raise IndexError(f"round {round_}: expected a free slot, found none")
+        self._free.remove(slot)
         self._state[slot] = SlotState.POSTED
         self._round[slot] = round_
         return slot
@@ -121,7 +123,6 @@ class Slots:
             if state is SlotState.POSTED and self._round[slot] not in open_rounds:
                 self._state[slot] = SlotState.QUARANTINED
                 fenced += 1
-        self.quarantined_ever += fenced
         return fenced
 
     def arrived(self, immediate: int, size: int) -> Arrival:
@@ -146,7 +147,6 @@ class Slots:
                 f"rdma.bytes of slot {immediate}", "a length of the profile", size
             )
         late = state is SlotState.QUARANTINED
-        self.late += late
         return Arrival(immediate, self._round[immediate], size, late)
 
     def done(self, slot: int) -> None:

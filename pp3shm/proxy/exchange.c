@@ -86,12 +86,16 @@ int pp3_work_poll(struct pp3_ring *r, struct pollfd *fds, unsigned long n,
     return ready;
 }
 
+/* A spin gives way to others after so many looks, some 2 us, as every spin here does:
+ * who is to answer may have been woken on this very core. */
+#define LOOKS_A_YIELD 4
+
 /* What there is to do, after a poll of link and control that gave this. */
 static int wake_of(struct pp3_ring *r, const struct pollfd *fds, int polled)
 {
     if (polled < 0 && polled != -EINTR)
         return polled;
-    int wake = pp3_work_pending(r) ? PP3_WAKE_WORK : 0;
+    int wake = r && pp3_work_pending(r) ? PP3_WAKE_WORK : 0;
     if (polled > 0 && fds[0].revents != 0)
         wake |= PP3_WAKE_LINK;
     if (polled > 0 && fds[1].revents != 0)
@@ -105,16 +109,21 @@ int pp3_proxy_sleep(struct pp3_ring *r, int link_fd, int control_fd, int64_t spi
     struct pollfd fds[3] = {
         {.fd = link_fd, .events = POLLIN},
         {.fd = control_fd, .events = POLLIN},
-        {.fd = pp3_bell_fd(r), .events = POLLIN},
+        {.fd = r ? pp3_bell_fd(r) : -1, .events = POLLIN},
     };
     uint64_t spun = pp3_now() + (uint64_t)spin_ns;
     int wake;
-    do
+    for (uint32_t looks = 1;; looks++) {
         wake = wake_of(r, fds, pp3_poll(fds, 2, 0));
-    while (wake == 0 && pp3_now() < spun);
+        if (wake != 0 || pp3_now() >= spun)
+            break;
+        if (looks % LOOKS_A_YIELD == 0)
+            PP3_YIELD();
+    }
     if (wake != 0 || sleep_ns <= 0)
         return wake;
-    return wake_of(r, fds, pp3_work_poll(r, fds, 3, sleep_ns));
+    return wake_of(r, fds, r ? pp3_work_poll(r, fds, 3, sleep_ns)
+                             : pp3_poll(fds, 2, sleep_ns));
 }
 
 int pp3_die_with_parent(void)

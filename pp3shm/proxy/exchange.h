@@ -55,8 +55,9 @@ int pp3_work_poll(struct pp3_ring *r, struct pollfd *fds, unsigned long n,
                   int64_t sleep_ns);
 
 /* Spins up to spin_ns, then sleeps up to sleep_ns, until a round can be taken or one
- * of the descriptors (-1: none) is readable. Returns PP3_WAKE_* bits, 0 after the
- * whole time, or -errno. */
+ * of the descriptors (-1: none) is readable. r NULL: rounds cannot be taken just now and
+ * must not keep the caller awake. Returns PP3_WAKE_* bits, 0 after the whole time, or
+ * -errno. */
 int pp3_proxy_sleep(struct pp3_ring *r, int link_fd, int control_fd, int64_t spin_ns,
                     int64_t sleep_ns);
 

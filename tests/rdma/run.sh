@@ -1,6 +1,6 @@
 #!/bin/sh
-# Plugins that no test here needs are left out: each import costs seconds in emulation.
 # What `make test-rdma` runs in each guest: PYTHON, then the role by the host's number.
+# Plugins that no test here needs are left out: each import costs seconds in emulation.
 python=$1
 shift
 here=$(dirname "$0")

@@ -137,6 +137,8 @@ static void a_proxy_sleeps_until_there_is_something(void)
     EQUAL(ask(w.engine, FAR), 1);
     EQUAL(pp3_proxy_sleep(proxy, link[0], control[0], 0, 1000000),
           PP3_WAKE_WORK | PP3_WAKE_LINK | PP3_WAKE_CONTROL);
+    EQUAL(pp3_proxy_sleep(NULL, -1, -1, 200000, 1000000), 0); /* though a round waits */
+    EQUAL(pp3_proxy_sleep(NULL, link[0], -1, 0, 1000000), PP3_WAKE_LINK);
     CHECK(take_one(proxy));
     fail(PPOLL, 0, 1, EBADF);
     EQUAL(pp3_proxy_sleep(proxy, -1, -1, 0, 1000000), -EBADF);
