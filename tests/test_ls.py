@@ -2,6 +2,7 @@
 
 import errno
 import fcntl
+import gc
 import json
 import os
 import shutil
@@ -119,6 +120,8 @@ def test_a_memfd_whose_engine_is_gone_is_dead_and_says_who_keeps_it():
     with _end("memfd") as end:
         found = _mine(end)
         fd = os.dup(end.region._segments.fds["control"])
+    del end
+    gc.collect()  # memory is mapped as long as anything refers to it
     seen = [one for one in survey().regions if one.name == found.name]
     os.close(fd)
     assert [(DEAD, "holder")] == [(one.life, one.holders[0].role) for one in seen] or (

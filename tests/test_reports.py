@@ -333,7 +333,13 @@ def test_no_python_stores_into_words_that_others_look_at():
             for node in ast.walk(tree)
             if isinstance(node, ast.ImportFrom)
         }
-        if path.parent.name != "bench":  # it measures what others do with them
+        # bench measures what others do with them; the others map no region
+        foreign = path.parent.name == "bench" or path in {
+            PACKAGE / "doctor.py",  # asks the kernel for a futex of its own
+            PACKAGE / "gpu" / "pinned.py",  # calls CUDA, and wants the size of a page
+            *(PACKAGE / "link" / name for name in ("area.py", "lane.py", "rdma.py")),
+        }
+        if not foreign:
             assert not imported & {"ctypes", "mmap", "multiprocessing"}, path
         if path.parent.name != "ring":
             continue

@@ -106,14 +106,15 @@ class LoadedRuntime:
 def spans(buffers: Iterable[Buffer], unit: int = mmap.PAGESIZE) -> Iterator[range]:
     """The addresses of whole system pages that hold the buffers, each of them once.
 
-    A mapping consists of whole pages, so nothing beyond it is named.
+    A mapping consists of whole pages, so nothing beyond it is named; and what only
+    touches may be another mapping, so it is named by itself.
     """
     open_: range | None = None
     for start, stop in sorted(map(_place, buffers)):
         if start == stop:
             continue
         span = range(start - start % unit, stop + -stop % unit)
-        if open_ is not None and span.start <= open_.stop:
+        if open_ is not None and span.start < open_.stop:
             open_ = range(open_.start, max(open_.stop, span.stop))
             continue
         if open_ is not None:

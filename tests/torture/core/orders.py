@@ -20,7 +20,7 @@ from relacy import mutate
 from torture.core import program
 
 FILES = ("words.h", "ring.h", "engine.h", "proxy.h", "wait.h", "watch.h", "ring.c",
-         "slots.c", "note.c", "watchdog.c")  # fmt: skip
+         "slots.c", "note.c", "watchdog.c", "trace.h", "recorder.c")  # fmt: skip
 CALL = re.compile(r"\bPP3_(LOAD|STORE|CAS|ADD|FENCE)\(")
 PARAMETERS = {
     "LOAD": "p, order",

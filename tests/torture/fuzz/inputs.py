@@ -224,6 +224,13 @@ def _stream(index: int, seed: int) -> list[bytes]:
     ]
 
 
+def _endless() -> bytes:
+    """An ERROR that announces more than one may hold, and more than a buffer takes."""
+    frame = bytearray(_session_frame(Kind.ERROR, SEQUENCE + 1, bytes(20)))
+    struct.pack_into("<I", frame, FRAME.offset["body_bytes"], 2**20)
+    return bytes(frame) + bytes(4000)
+
+
 def pump_seeds() -> list[bytes]:
     """Inputs of pump.c: all replies, one late, one and an ERROR or a BYE, half a frame.
 
@@ -237,7 +244,7 @@ def pump_seeds() -> list[bytes]:
         bye = _session_frame(Kind.BYE, SEQUENCE + 3, b"")
         streams = [
             b"".join([*replies, bye]), replies[0] + error, replies[0] + replies[1][:50],
-            b"".join(reversed(replies)),
+            b"".join(reversed(replies)), replies[0] + _endless(),
         ]  # fmt: skip
         for how, cuts in ((0, b"\0" * 6), (1, bytes([39, 40, 41, 0, 90, 255]))):
             found += [bytes([index, how]) + cuts + stream for stream in streams]
