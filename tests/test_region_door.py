@@ -4,6 +4,7 @@ import contextlib
 import errno
 import logging
 import os
+import select
 import threading
 import time
 
@@ -17,8 +18,10 @@ from pp3shm.link.socket import connect
 from pp3shm.proxy import door, holder, vacant
 from pp3shm.proxy.admission import LEFT, READY, ask
 from pp3shm.proxy.plan import ProxyPlan
+from pp3shm.ring import handover
 from pp3shm.ring.waiting import Waiting
 from pp3shm.worker import RegionWorker
+from pp3shm.worker import region as region_module
 
 PROFILE = Profile.sampled(vocab=64, depth=5, max_slots=2, max_positions=512)
 WHOLE = ([Status.OK] * 2, None)
@@ -158,6 +161,60 @@ def test_who_was_given_nothing_holds_nothing(engine, name, monkeypatch, eventual
         assert WHOLE == one_round(engine)
         first.close()
         eventually(lambda: engine.stats()["proxy_pid"] == 0, "its leave")
+    with RegionWorker(table(), PROFILE, engine.door):
+        engine.wait_connected(30)
+        assert WHOLE == one_round(engine)
+
+
+# -- a worker that fails behind the handover -------------------------------------------
+
+STEPS = {
+    "pidfd": (region_module, "pidfd_of"),
+    "handover": (region_module, "attach_proxy"),
+    "mapping": (handover.Region, "attach"),
+    "end": (handover, "ProxyEnd"),
+    "epoll": (select, "epoll"),
+    "loop": (region_module, "ProxyLoop"),
+}
+
+
+@pytest.mark.parametrize(
+    "error",
+    [OSError(24, "Too many open files"), MemoryError(), KeyboardInterrupt()],
+    ids=lambda error: type(error).__name__,
+)
+@pytest.mark.parametrize("step", STEPS)
+def test_a_worker_that_fails_behind_the_handover_lets_the_next_one_in(
+    engine, step, error, monkeypatch, eventually
+):
+    """Its process lives on, so that no death would tell."""
+    place, name = STEPS[step]
+    failing(monkeypatch, place, name, error, 1)
+    with pytest.raises(type(error)):
+        RegionWorker(table(), PROFILE, engine.door).start()
+    eventually(lambda: engine._proxy._holder is None, "that it has left")
+    with RegionWorker(table(), PROFILE, engine.door):
+        engine.wait_connected(30)
+        assert WHOLE == one_round(engine)
+    assert 0 == engine.stats()["proxy_deaths"]
+
+
+def test_a_worker_without_a_thread_lets_go_too(engine, monkeypatch, eventually):
+    real = threading.Thread.start
+
+    def start(thread):
+        if thread.name == "pp3shm-region":
+            raise RuntimeError("can't start new thread")
+        real(thread)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", start)
+        worker = RegionWorker(table(), PROFILE, engine.door)
+        with pytest.raises(RuntimeError, match="new thread"):
+            worker.start()
+    assert 0 == worker.stats()["attached"]
+    worker.close()
+    eventually(lambda: engine._proxy._holder is None, "that it has left")
     with RegionWorker(table(), PROFILE, engine.door):
         engine.wait_connected(30)
         assert WHOLE == one_round(engine)
