@@ -186,8 +186,13 @@ class Door:
         if not waiting or self._closing:
             return
         link = self._listener.accept()
-        if link is not None:
+        if link is None:
+            return
+        try:
             self._receive(link)
+        except BaseException:
+            link.close()
+            raise
 
     def _receive(self, link: SocketLink) -> None:
         """A thread for each: one that says nothing keeps nobody else waiting."""
