@@ -1,13 +1,22 @@
 """An engine with its worker, whatever stands between them: for tests of all of it."""
 
 import contextlib
+import os
+import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
 
 from pp3shm import Engine, Worker
+from pp3shm.link.address import parse_door
+from pp3shm.link.socket import connect
+from pp3shm.proxy.admission import LEFT, ask
+from pp3shm.proxy.plan import ProxyPlan
+from pp3shm.ring.handover import attach_proxy
+from pp3shm.ring.waiting import Waiting
 from pp3shm.worker import RegionWorker
 from pp3shm.worker.drafters import TableDrafter
 
@@ -101,3 +110,29 @@ class RegionProcess:
             self.process.kill()
         if not self.process.stdout.closed:
             self.close()
+
+
+class RegionGuest:
+    """Somebody of this process who gets the region, and is no worker of ours."""
+
+    def __init__(self, engine):
+        self.link = connect(parse_door(engine.door, "door"), 5)
+        plan = ProxyPlan(engine.profile, engine.door, None, Waiting())
+        ask(self.link, plan, time.monotonic() + 5)
+        with socket.socket(fileno=os.dup(self.link.fileno())) as plain:
+            self.end, _ = attach_proxy(plain, 5)
+
+    def take(self, eventually):
+        """The page of the next round, which it then may write to."""
+        words = []
+        eventually(lambda: words.append(self.end.take()) or words[-1], "a round")
+        return words[-1] >> 8 & 4095
+
+    def leave(self):
+        """In order."""
+        self.end.close()
+        self.link.send(LEFT)
+
+    def close(self):
+        self.end.close()
+        self.link.close()

@@ -1,10 +1,15 @@
 """The demo with its worker elsewhere: another process stands for another host."""
 
 import signal
+from pathlib import Path
 
 import pytest
 from commands import END_S, Command, blocking, refused, run
 from tiny_models import TEXT
+
+from pp3shm.cli import _parser
+from pp3shm.demo.main import _connected, _profile
+from pp3shm.demo.pair import build_ngram_pair
 
 SMALL = ["--tokens=12", "--check-rounds=0"]
 
@@ -57,6 +62,38 @@ def test_a_worker_of_other_models_is_refused_by_name(tmp_path, text):
 )
 def test_options_that_do_not_go_together_are_refused(words, says):
     refused("demo", *words, *SMALL, says=says)
+
+
+@pytest.fixture(scope="module")
+def pair():
+    """Models of a small text."""
+    return build_ngram_pair(TEXT)
+
+
+@pytest.mark.parametrize("wait", ["spin", "hybrid", "futex"])
+@pytest.mark.parametrize("link", ["socket", "region"])
+def test_how_to_wait_and_the_key_reach_both_ends(link, wait, pair, tmp_path):
+    key = tmp_path / "key"
+    key.write_bytes(b"k" * 32)
+    words = ["demo", f"--link={link}", f"--wait={wait}", f"--key-file={key}"]
+    args = _parser().parse_args([*words, "--proxy=thread"])
+    directory = tmp_path / "demo"
+    directory.mkdir()
+    profile = _profile(args, pair, 8)
+    with _connected(args, directory, pair, profile) as (engine, worker):
+        plan = engine._proxy._plan
+        assert (b"k" * 32, wait) == (plan.psk, plan.waiting.wait)
+        told = Path(f"/proc/{worker._process.pid}/cmdline").read_text().split("\0")
+        theirs = Path(told[told.index("--key-file") + 1])
+        assert b"k" * 32 == theirs.read_bytes()
+        if link == "region":  # the worker is the proxy: nobody else waits there
+            assert wait == told[told.index("--wait") + 1]
+
+
+@pytest.mark.parametrize("link", ["socket", "region"])
+def test_a_key_file_that_is_none_is_refused_over_every_link(link, tmp_path):
+    words = [f"--link={link}", f"--key-file={tmp_path}/none"]
+    refused("demo", *words, *SMALL, says=["none", "No such file"])
 
 
 def test_rdma_without_pyverbs_says_how_to_get_it(tmp_path):

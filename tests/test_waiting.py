@@ -1,18 +1,20 @@
 """How waits wait: what a hybrid learns, and that nobody burns a core for nothing."""
 
+import contextlib
 import os
 import resource
+import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
-from far_ends import connected, table
+from far_ends import RegionGuest, connected, table
 
 from pp3shm import Engine, Profile, Row, Status
 from pp3shm._core import ffi, lib
-from pp3shm.errors import ConfigError
+from pp3shm.errors import ConfigError, WaitTimeout
 from pp3shm.rank import Rank
 from pp3shm.ring.waiting import WAITS, Waiting
 from pp3shm.worker import RegionWorker
@@ -203,3 +205,41 @@ def test_a_reader_that_waits_for_long_burns_no_core():
         after = resource.getrusage(resource.RUSAGE_THREAD)
         burnt = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
         assert burnt < 0.1 * passed
+
+
+class Heard(Exception):
+    """Raised by the handler of a signal."""
+
+
+@pytest.fixture
+def alarm():
+    """A signal in a moment, whose handler raises."""
+
+    def handler(_number, _frame):
+        raise Heard
+
+    before = signal.signal(signal.SIGALRM, handler)
+    yield lambda: signal.setitimer(signal.ITIMER_REAL, 0.2)
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.parametrize("wait", WAITS)
+def test_a_signal_is_heard_while_a_round_is_waited_for(wait, alarm):
+    """However long the longest spin may be."""
+    how = {"wait": wait, "spin_ns": 10**18, "connect_timeout_s": 0}
+    with (
+        Engine.create(profile_of(), worker="region://", **how) as engine,
+        contextlib.closing(RegionGuest(engine)),  # it answers nothing
+    ):
+        engine.reset(0, [5])
+        ticket = engine.step([Row(0)], timeout_s=20)
+        for waits in (
+            lambda: engine.reply(ticket),
+            lambda: engine._ring.wait(ticket, spin_ns=10**18 if wait != "futex" else 0),
+        ):
+            alarm()
+            with pytest.raises(Heard):
+                waits()
+            with pytest.raises(WaitTimeout):  # and not only at the round's end
+                engine.reply(ticket, timeout_s=0)

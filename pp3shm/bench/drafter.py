@@ -104,8 +104,10 @@ def _link(config: Config, serve: Callable[[SocketLink, _Fixed], object]) -> None
     fixed = _Fixed(config)
     with listen(config["address"]) as listener:
         _say(str(listener.address))
+        poll = select.poll()
+        poll.register(listener, select.POLLIN)
         while True:
-            select.select([listener], [], [])
+            poll.poll()
             link = listener.accept()
             if link is None:
                 continue

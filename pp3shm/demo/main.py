@@ -24,6 +24,7 @@ from pp3shm.demo.target import COLDEST, HOTTEST
 from pp3shm.demo.text import load_text
 from pp3shm.engine import Engine
 from pp3shm.errors import ConfigError
+from pp3shm.layout.keyproof import load_key
 from pp3shm.layout.profile import Profile
 
 PROMPT_TOKENS = 24
@@ -86,7 +87,9 @@ def _connected(
         worker: DemoWorker
         if at_region:
             environment = pair.save_drafter(directory)
-            late = WorkerProcess(directory, profile, environment, region=True)
+            key = load_key(args.key_file) if args.key_file is not None else None
+            how = {"key": key, "region": True, "wait": args.wait}
+            late = WorkerProcess(directory, profile, environment, **how)
             worker = late
         else:
             worker = stack.enter_context(worker_of(args, directory, pair, profile))

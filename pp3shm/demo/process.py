@@ -32,6 +32,7 @@ class WorkerProcess:
         address: where to listen; None: a Unix socket in the directory.
         key: that whoever connects must have, or None.
         region: take rounds from the region of an engine that is there already.
+        wait: there: how it waits for them; None: as a worker does by itself.
 
     Attributes:
         address: where it listens, the same after each start; or the engine's door.
@@ -47,6 +48,7 @@ class WorkerProcess:
         key: bytes | None = None,
         *,
         region: bool = False,
+        wait: str | None = None,
     ) -> None:
         self.address = address or _address(directory / "worker.sock")
         if region:
@@ -61,6 +63,8 @@ class WorkerProcess:
             *("--region" if region else "--listen", self.address, "--sampled"),
             *("--drafter", DRAFTER),
         ]
+        if region and wait is not None:
+            self._command += ["--wait", wait]
         if key is not None:
             path = directory / "key"
             path.touch(mode=0o600)
@@ -90,8 +94,11 @@ class WorkerProcess:
     def _wait_listening(self, process: subprocess.Popen[bytes]) -> None:
         limit = time.monotonic() + START_TIMEOUT_S
         output = process.stdout
+        poll = select.poll()
+        if output is not None:
+            poll.register(output, select.POLLIN)
         while output is not None and time.monotonic() < limit:
-            if select.select([output], [], [], 0.1)[0]:
+            if poll.poll(100):
                 if output.readline().startswith((b"listening on ", b"attached to ")):
                     return
                 break  # EOF, or a line that a worker does not say

@@ -13,21 +13,18 @@ import socket
 import threading
 import time
 import weakref
-from dataclasses import dataclass
 
-from pp3shm._core import lib
 from pp3shm.errors import LinkError, Pp3Error, ProfileError, RingError
-from pp3shm.layout.tables import Status
 from pp3shm.link import SocketLink, listen
 from pp3shm.link.address import REGION, parse_door
 from pp3shm.link.proof import demand_proof
-from pp3shm.link.reader import read_exactly
-from pp3shm.proxy.admission import LEFT, READY, give, hear, refuse
+from pp3shm.proxy.admission import give, hear, refuse
 from pp3shm.proxy.board import Board
-from pp3shm.proxy.hands import Hands
+from pp3shm.proxy.holder import Holder
 from pp3shm.proxy.plan import ProxyPlan
+from pp3shm.proxy.vacant import fail_rounds
 from pp3shm.ring.handover import is_dead, peer_of, pidfd_of
-from pp3shm.ring.ring import EngineEnd, ProxyEnd
+from pp3shm.ring.ring import EngineEnd
 from pp3shm.ring.watchdog import Watchdog
 
 log = logging.getLogger("pp3shm.proxy")
@@ -35,23 +32,11 @@ log = logging.getLogger("pp3shm.proxy")
 PATIENCE_S = 5.0
 """How long a guest may take for the whole handover."""
 MOST_GUESTS = 16
-VACANT_SLEEP_NS = 500_000_000
 PAUSE_S = 0.01
 
 
-@dataclass(frozen=True, slots=True)
-class Holder:
-    """Who has the region.
-
-    Attributes:
-        pid: of its process, for people.
-        pidfd: of the same; the door's own.
-        owner: its owner id.
-    """
-
-    pid: int
-    pidfd: int
-    owner: int
+class _Occupied(LinkError):
+    """A worker came while another had the region: nothing that an engine lacks."""
 
 
 class Door:
@@ -118,10 +103,15 @@ class Door:
         return LinkError(f"{self.address}: expected a worker to come, found none")
 
     def replace(self) -> bool:
-        """Kill the worker, a stopped one too; whoever started it may start another."""
-        if not self.owner:
-            return False
-        self._watchdog.replace()
+        """Kill the worker, a stopped one too; whoever started it may start another.
+
+        One in the engine's own process cannot be killed: False, as where none is.
+        """
+        with self._lock:  # nobody is adopted in between
+            seen = self._watchdog.stats()
+            if not seen.owner or seen.pid == os.getpid():
+                return False
+            self._watchdog.replace()
         return True
 
     def close(self) -> None:
@@ -167,6 +157,9 @@ class Door:
             except (OSError, RingError) as error:
                 log.warning("door: %s", error)  # the region's bytes, or descriptors
                 time.sleep(PAUSE_S)
+            except Exception:
+                log.exception("the door's thread failed; it goes on")
+                time.sleep(PAUSE_S)
 
     def _occupied(self) -> None:
         poll = select.poll()
@@ -178,38 +171,13 @@ class Door:
 
     def _vacant(self) -> None:
         """Fail every round, as long as there is nobody to draft."""
-        with ProxyEnd.thread(self._ring) as end:
-            try:
-                hands = Hands(end, self._plan.profile)
-                while not self._closing and self._holder is None:
-                    if self._failed_one(hands):
-                        continue
-                    wake = lib.pp3_proxy_sleep(
-                        end.handle,
-                        self._listener.fileno(),
-                        self._change,
-                        0,
-                        VACANT_SLEEP_NS,
-                    )
-                    waiting = wake > 0 and bool(wake & lib.PP3_WAKE_LINK)
-                    self._heed(waiting=waiting)
-            finally:
-                # This thread is the owner, and from here on it touches nothing.
-                self._ring.owner_dead(end.owner)
 
-    def _failed_one(self, hands: Hands) -> bool:
-        """Fail the next round, if there is one."""
-        hands.sweep()
-        try:
-            if hands.take() is None:
-                return False
-        except RingError as error:
-            self._board.count("bad_request")
-            self._board.note(error)
-            time.sleep(PAUSE_S)  # a word that steers nowhere stays as it is
-            return True
-        self._board.count("peer_died", hands.fail_all(Status.PEER_DIED))
-        return True
+        def goes_on(waiting: bool) -> bool:
+            self._heed(waiting=waiting)
+            return not self._closing and self._holder is None
+
+        fds = self._listener.fileno(), self._change
+        fail_rounds(self._ring, self._plan.profile, self._board, fds, goes_on)
 
     def _heed(self, *, waiting: bool) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -220,26 +188,45 @@ class Door:
         link = self._listener.accept()
         if link is None:
             return
+        try:
+            self._receive(link)
+        except BaseException:
+            link.close()
+            raise
+
+    def _receive(self, link: SocketLink) -> None:
+        """A thread for each: one that says nothing keeps nobody else waiting."""
+        guest = threading.Thread(
+            target=self._hear_out, args=(link,), name="pp3shm-guest", daemon=True
+        )
         with self._lock:
             if len(self._guests) >= MOST_GUESTS:
                 link.close()
                 return
-            guest = threading.Thread(
-                target=self._receive, args=(link,), name="pp3shm-guest", daemon=True
-            )
             self._guests[guest] = link
-        guest.start()  # one that says nothing keeps nobody else waiting
+        try:
+            guest.start()
+        except Exception:
+            log.exception("door: a guest is turned away: no thread to be had")
+            with self._lock:
+                del self._guests[guest]
+            link.close()
 
     # -- a guest's thread ----------------------------------------------------------
 
-    def _receive(self, link: SocketLink) -> None:
+    def _hear_out(self, link: SocketLink) -> None:
         try:
             with contextlib.closing(link):
                 self._let_in(link)
+        except _Occupied as error:
+            log.warning("door: %s", error)
         except (Pp3Error, OSError) as error:
             log.warning("door: %s", error)
-            if isinstance(error, Pp3Error):
-                self._last = error
+            with self._lock:
+                if isinstance(error, Pp3Error) and self._holder is None:
+                    self._last = error  # else it is no reason why none drafts
+        except Exception:
+            log.exception("door: a guest's thread failed")
         finally:
             with self._lock:
                 self._guests.pop(threading.current_thread(), None)
@@ -262,13 +249,28 @@ class Door:
             os.close(pidfd)
         if holder is None:
             return
-        left = True  # until it has been given something to let go of
         try:
             give(link, session, self._plan.profile, self._ring, holder.owner)
-            left = False
-            left = self._until_left(link, holder, deadline)
-        finally:
-            self._free(holder, left=left)
+        except BaseException:  # it has been given nothing to let go of
+            self._free(holder, left=True)
+            raise
+        # What else may fail from here on, it has the region until its end is known.
+        self._free(holder, left=self._see_off(link, holder))
+
+    def _see_off(self, link: SocketLink, holder: Holder) -> bool:
+        """As ``Holder.until_left``, whatever goes wrong meanwhile."""
+        while not self._closing:
+            try:
+                return holder.until_left(link, self._stop, self._mapped)
+            except Exception:
+                log.exception("door: process %s is waited for again", holder.pid)
+                time.sleep(PAUSE_S)
+        return False
+
+    def _mapped(self) -> None:
+        """A worker has the region: no refusal before it is of interest."""
+        with self._lock:
+            self._last = None
 
     def _take_place(
         self, link: SocketLink, session: bytes, pid: int, pidfd: int, deadline: float
@@ -285,8 +287,9 @@ class Door:
             if before is not None and lives:
                 found = f"that of process {before.pid}"
                 text = f"door: expected no worker at the region, found {found}"
-                refuse(link, session, text)
-                raise LinkError(text)
+                with contextlib.suppress(LinkError):  # it does not listen
+                    refuse(link, session, text)
+                raise _Occupied(text)
             if time.monotonic() >= deadline:
                 raise LinkError("door: expected the last worker's end, found it unseen")
             time.sleep(0.001)  # its death is seen in a moment
@@ -294,60 +297,37 @@ class Door:
 
     def _adopt(self, pid: int, pidfd: int) -> Holder | None:
         """Watched and an owner before it has a descriptor."""
-        owner = self._ring.add_owner()
         kept = os.dup(pidfd)
         try:
-            adopted = self._watchdog.adopt(pidfd, pid, owner)
+            holder = Holder(pid, kept, self._ring.add_owner())
         except BaseException:
             os.close(kept)
-            self._ring.owner_dead(owner)
             raise
+        adopted = False
+        try:
+            adopted = self._watchdog.adopt(pidfd, pid, holder.owner)
+        finally:
+            if not adopted:
+                os.close(kept)
+                self._ring.owner_dead(holder.owner)
         if not adopted:
-            os.close(kept)
-            self._ring.owner_dead(owner)
             return None
-        self._holder = Holder(pid, kept, owner)
+        self._holder = holder
         os.eventfd_write(self._change, 1)
-        return self._holder
-
-    def _until_left(self, link: SocketLink, holder: Holder, deadline: float) -> bool:
-        """Wait until it has let go of the region: True; is dead, or the door closes.
-
-        Whoever got the region and then says nothing, or something else, holds it until
-        it is known to be dead.
-        """
-        with contextlib.suppress(LinkError):
-            word = read_exactly(link, len(READY), deadline, self._stop)
-            if word == READY:
-                self._last = None
-            while self._said_something(link, holder):
-                limit = time.monotonic() + PATIENCE_S
-                if read_exactly(link, len(LEFT), limit, self._stop) == LEFT:
-                    return True
-        while not self._closing and not is_dead(holder.pidfd):
-            self._said_something(None, holder)
-        return False
-
-    def _said_something(self, link: SocketLink | None, holder: Holder) -> bool:
-        """Wait for a word: True; False where the holder is dead or the door closes."""
-        poll = select.poll()
-        for fd in (holder.pidfd, self._stop):
-            poll.register(fd, select.POLLIN)
-        if link is not None:
-            poll.register(link, select.POLLIN)
-        ready = [fd for fd, _ in poll.poll()]
-        return holder.pidfd not in ready and self._stop not in ready
+        return holder
 
     def _free(self, holder: Holder, *, left: bool) -> None:
         """It is known to touch nothing any more, or nobody uses the region."""
-        if not self._closing:
-            self._ring.owner_dead(holder.owner)  # before another gets the region
-            if left:
-                self._watchdog.forget(holder.owner)
-        with self._lock:
-            self._holder = None
-            os.close(holder.pidfd)
-        os.eventfd_write(self._change, 1)
+        try:
+            if not self._closing:
+                self._ring.owner_dead(holder.owner)  # before another gets the region
+                if left:
+                    self._watchdog.forget(holder.owner)
+        finally:
+            with self._lock:
+                self._holder = None
+                os.close(holder.pidfd)
+            os.eventfd_write(self._change, 1)
 
 
 _DOORS: "weakref.WeakSet[Door]" = weakref.WeakSet()

@@ -315,14 +315,16 @@ class Reader(End):
         if ticket <= self.released[ticket % len(self.released)]:
             raise Stale(f"round {ticket}", "not yet released", "released by this rank")
         word = ffi.new("uint64_t *")
+        now = lib.pp3_now()
+        spun_at = now + spin_ns
         while True:
-            until = lib.pp3_now() + _SIGNAL_NS + spin_ns
+            until = now + _SIGNAL_NS  # ends a spin too, which then goes on
             last = limit_ns is not None and limit_ns <= until
-            limit = limit_ns if last else until
-            code = lib.pp3_wait(ring, ticket, limit, spin_ns, word)
+            spin = min(max(0, spun_at - now), _SIGNAL_NS)
+            code = lib.pp3_wait(ring, ticket, limit_ns if last else until, spin, word)
             if code != -errno.ETIMEDOUT or last:
                 break
-            spin_ns = 0
+            now = lib.pp3_now()
         if code < 0:
             self._refused(code, ticket)
         return self.outcome(word[0])

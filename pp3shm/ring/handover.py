@@ -87,7 +87,11 @@ def attach_proxy(link: socket.socket, timeout: float = 10.0) -> tuple[ProxyEnd, 
     bell = fds.pop() if len(fds) == count else -1
     try:
         region = Region.attach(data[:RECORD_BYTES], _named(PROXY, fds))
-        return ProxyEnd(region, bell), data[RECORD_BYTES:]
+        try:
+            return ProxyEnd(region, bell), data[RECORD_BYTES:]
+        except BaseException:
+            region.close()
+            raise
     finally:
         if bell >= 0:
             os.close(bell)
@@ -175,15 +179,30 @@ def pidfd_of(link: socket.socket) -> int:
         pidfd = os.pidfd_open(pid)
     except OSError as error:
         raise RegionError("peer", "a process to watch", error) from error
-    if select.select([link], [], [], 0)[0] and not link.recv(1, socket.MSG_PEEK):
+    if is_readable(link.fileno()) and not link.recv(1, socket.MSG_PEEK):
         os.close(pidfd)
         raise RegionError("peer", "a connected process", "one that has gone")
     return pidfd
 
 
+def is_readable(fd: int) -> bool:
+    """True where there is something to read, or an end, without waiting.
+
+    Raises:
+        OSError: no open descriptor.
+    """
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    for _, event in poll.poll(0):
+        if event & select.POLLNVAL:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        return True
+    return False
+
+
 def is_dead(pidfd: int) -> bool:
     """True where the process is known to be gone."""
-    return bool(select.select([pidfd], [], [], 0)[0])
+    return is_readable(pidfd)
 
 
 _DOORS: "weakref.WeakSet[Doorman]" = weakref.WeakSet()
@@ -237,7 +256,11 @@ class Doorman:
         self._thread.start()
 
     def _serve(self) -> None:
-        while self._closed not in select.select([self._door, self._closed], [], [])[0]:
+        poll = select.poll()
+        for end in (self._door, self._closed):
+            poll.register(end, select.POLLIN)
+        closed = self._closed.fileno()
+        while closed not in [fd for fd, _ in poll.poll()]:
             try:
                 link, _ = self._door.accept()
             except OSError:

@@ -15,20 +15,19 @@
 static int wait(struct pp3_hear *h, struct pp3_ring *r, uint64_t ticket,
                 uint64_t limit_ns, uint64_t *word)
 {
-    uint64_t now = pp3_now(), spin = 0;
+    uint64_t now = pp3_now(), spun, spin;
     int error, last;
 
     if (h->waiting != ticket) {
         h->waiting = ticket;
         h->begun_ns = now;
-        spin = pp3_waiter_begin(&h->waiter);
-    } else if (h->waiter.policy == PP3_WAIT_SPIN) {
-        spin = UINT64_MAX;
-    } /* else this wait has spun */
-    /* a spin to the end comes back for signals too, and then goes on */
-    uint64_t until = now + SIGNAL_NS + (spin == UINT64_MAX ? 0 : spin);
-    last = limit_ns <= until;
-    error = pp3_wait(r, ticket, last ? limit_ns : until, spin, word);
+        h->spin_ns = pp3_waiter_begin(&h->waiter);
+    }
+    /* The limit of a call ends its spin too; the next one spins what is left of it. */
+    spun = now - h->begun_ns;
+    spin = h->spin_ns - pp3_least(spun, h->spin_ns);
+    last = limit_ns <= now + SIGNAL_NS;
+    error = pp3_wait(r, ticket, last ? limit_ns : now + SIGNAL_NS, spin, word);
     if (error == -ETIMEDOUT && !last)
         return -EAGAIN;
     if (error == 0 && h->waiter.policy == PP3_WAIT_HYBRID)

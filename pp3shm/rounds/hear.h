@@ -15,6 +15,7 @@ struct pp3_hear {
     uint32_t rank, slots, status_at; /* status_at: of the statuses in a buffer */
     struct pp3_waiter waiter; /* one thread waits at a time */
     uint64_t waiting, begun_ns; /* the round of a wait that came back, since when */
+    uint64_t spin_ns;           /* and how long of it is spun */
 };
 
 /* How a round ended. The page is the reader's until it lets go; this is its own. */

@@ -20,7 +20,6 @@ from pp3shm.proxy.admission import LEFT, READY, ask
 from pp3shm.proxy.loop import ProxyLoop
 from pp3shm.proxy.plan import ProxyPlan
 from pp3shm.ring.handover import attach_proxy, pidfd_of
-from pp3shm.ring.ring import ProxyEnd
 from pp3shm.ring.waiting import SPIN_NS, Wait, Waiting
 from pp3shm.worker.counts import Counts
 from pp3shm.worker.drafter import Drafter, DrafterSource, Factory
@@ -107,12 +106,35 @@ class RegionWorker:
             raise ConfigError("worker", "one that was not started yet", "started")
         asked = int(self._stopping)
         self._stop = os.eventfd(asked, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        link = self._come()
+        link = self._connect()
         if link is None:
             self._done.set()
             return self
+        self._loop, attached = self._attach(link)
+        self._thread = threading.Thread(
+            target=self._serve,
+            args=(self._loop, attached),
+            name="pp3shm-region",
+            daemon=True,
+        )
+        try:
+            self._thread.start()
+        except Exception:  # no thread to be had
+            self._loop = self._thread = None
+            attached.close()
+            raise
+        return self
+
+    def _attach(self, link: SocketLink) -> tuple[ProxyLoop, contextlib.ExitStack]:
+        """A loop at the region, and what lets go of it and says so, in this order.
+
+        Said also where the way ends early: of a living process the engine can know
+        nothing else, and lets nobody in after it.
+        """
         with contextlib.ExitStack() as undo:
             undo.callback(link.close)
+            undo.callback(_say_left, link)
+            ask(link, self._plan, time.monotonic() + _HANDOVER_S)
             plain = socket.socket(fileno=os.dup(link.fileno()))
             undo.callback(plain.close)
             engine = pidfd_of(plain)
@@ -125,26 +147,15 @@ class RegionWorker:
             # Its end of the link may live on in a forked child, the pidfd does not.
             for fd in (link, engine, self._stop):
                 control.register(fd, select.EPOLLIN)
-            self._loop = ProxyLoop(end, self._plan, control.fileno(), far=self._far)
-            self._thread = threading.Thread(
-                target=self._serve,
-                args=(self._loop, end, link, undo.pop_all()),
-                name="pp3shm-region",
-                daemon=True,
-            )
-        self._thread.start()
-        return self
+            loop = ProxyLoop(end, self._plan, control.fileno(), far=self._far)
+            return loop, undo.pop_all()
 
-    def _come(self) -> SocketLink | None:
-        """A link on which the engine has agreed to hand its region over.
-
-        None where the end was asked for first.
-        """
+    def _connect(self) -> SocketLink | None:
+        """A link to the engine's door; None where the end was asked for first."""
         deadline = time.monotonic() + self._attach_s
         while True:
             try:
-                link = connect(self._where, _HANDOVER_S)
-                break
+                return connect(self._where, _HANDOVER_S)
             except LinkError:
                 if self._stopping:
                     return None
@@ -154,28 +165,11 @@ class RegionWorker:
                         f"{self._attach_s:g} s, found none"
                     ) from None
             time.sleep(_PAUSE_S)
-        try:
-            ask(link, self._plan, time.monotonic() + _HANDOVER_S)
-        except BaseException:
-            link.close()
-            raise
-        return link
 
-    def _serve(
-        self,
-        loop: ProxyLoop,
-        end: ProxyEnd,
-        link: SocketLink,
-        undo: contextlib.ExitStack,
-    ) -> None:
+    def _serve(self, loop: ProxyLoop, attached: contextlib.ExitStack) -> None:
         try:
-            with undo:
-                try:
-                    loop.run()
-                finally:  # also a fault of ours leaves nothing in hand
-                    end.close()
-                    with contextlib.suppress(Pp3Error):  # nobody there: it is gone
-                        link.send(LEFT)
+            with attached:  # also a fault of ours leaves nothing in hand
+                loop.run()
         except BaseException as error:
             self._failure = error
             logger.exception("the worker's loop failed")
@@ -243,3 +237,9 @@ class RegionWorker:
     ) -> None:
         """Close."""
         self.close()
+
+
+def _say_left(link: SocketLink) -> None:
+    """Nothing of the region is touched any more."""
+    with contextlib.suppress(Pp3Error):  # nobody there: it is gone
+        link.send(LEFT)

@@ -113,6 +113,25 @@ static void it_waits_as_it_is_told(void)
     }
 }
 
+/* However long a spin may be, a call comes back within it, and the next one goes on
+ * with it: nobody sleeps. */
+static void a_long_spin_lets_signals_in(void)
+{
+    for (uint32_t how = PP3_WAIT_HYBRID; how <= PP3_WAIT_SPIN; how++) {
+        struct scene s;
+        scene_open(&s);
+        pp3_waiter_set(&s.hear.waiter, how, UINT64_C(1000000000000000000));
+        uint64_t t = (uint64_t)pp3_ask_step(s.ask, s.w.engine, 20.0);
+        for (int i = 0; i < 3; i++)
+            EQUAL(hear(&s, t, UINT64_MAX, 0), -EAGAIN);
+        EQUAL(pp3_counter(s.w.engine, PP3_COUNT_SLEPT), 0);
+        EQUAL(publish(&s, t), t);
+        CHECK(hear(&s, t, UINT64_MAX, 0) >= 0);
+        EQUAL(pp3_let_go(&s.hear, s.w.engine, t), 0);
+        scene_close(&s);
+    }
+}
+
 static void a_failed_round_is_heard_of_too_and_patience_ends(void)
 {
     struct scene s;
@@ -227,6 +246,7 @@ static void without_memory_nobody_asks(void)
 
 const struct test rounds_tests[] = {
     {"a rank waits as it is told", it_waits_as_it_is_told},
+    {"a long spin lets signals in", a_long_spin_lets_signals_in},
     {"a round is asked, heard and let go", a_round_is_asked_heard_and_let_go},
     {"a failed round is heard of too, and patience ends",
      a_failed_round_is_heard_of_too_and_patience_ends},
