@@ -1,7 +1,9 @@
 """Sessions whose STEPs and REPLYs go by RDMA, over a device of the test's own."""
 
+import gc
 import time
 import types
+import weakref
 
 import numpy as np
 import pytest
@@ -223,6 +225,32 @@ def test_the_end_of_a_session_ends_its_quarantine(net, script, eventually):
         assert proxy_end.closed
         assert 0 == engine.stats()["slots_held"]
         assert Status.OK is served(engine)
+
+
+def test_a_session_that_is_over_keeps_neither_its_lane_nor_its_ring_alive(
+    script, eventually
+):
+    """Without the collector, which comes when it likes: no cycle holds them."""
+
+    def two_sessions():
+        """What was there while they were."""
+        with engine_of(script) as engine:
+            assert Status.OK is served(engine)
+            pump = engine._proxy._loop._pump
+            found = [weakref.ref(pump._session.stage), weakref.ref(pump._hands)]
+            script.error()
+            eventually(lambda: 2 == engine.stats()["sessions"])
+            assert Status.OK is served(engine)
+            return [*found, weakref.ref(pump._session.stage)]
+
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        found = two_sessions()
+        eventually(lambda: [None] * 3 == [one() for one in found])
+    finally:
+        if collects:
+            gc.enable()
 
 
 # -- writes under way ------------------------------------------------------------------

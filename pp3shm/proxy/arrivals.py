@@ -3,6 +3,7 @@
 import errno
 import time
 from collections import deque
+from functools import partial
 
 from pp3shm._core import ffi, lib
 from pp3shm.errors import FrameError, LinkError
@@ -13,6 +14,7 @@ from pp3shm.layout.frames import (
     Status,
     body_lengths_ok,
 )
+from pp3shm.layout.profile import Profile
 from pp3shm.layout.tables import STEP_HEADER
 from pp3shm.link.staging import Arrival
 from pp3shm.link.verbs import Completion
@@ -25,6 +27,15 @@ of a session are in no order but that of the sequences."""
 _STATUS_AT = HEADER_BYTES + STEP_HEADER.size
 
 
+def _admit(profile: Profile, header: FrameHeader) -> None:
+    """What may come over the connection; a REPLY may not."""
+    if header.kind not in (Kind.ERROR, Kind.BYE):
+        raise FrameError("frame.kind", "ERROR or BYE", Kind(header.kind).name)
+    if not body_lengths_ok(header.kind, header.body_bytes, profile):
+        place = f"frame.body_bytes of {Kind(header.kind).name}"
+        raise FrameError(place, "a length of the profile", header.body_bytes)
+
+
 class Arrivals:
     """What comes in one session.
 
@@ -34,19 +45,12 @@ class Arrivals:
 
     def __init__(self, stage: Stage) -> None:
         self._stage = stage
-        stage.reader.admit = self._admit
+        # Of the profile alone: a method here would be a cycle, which keeps the ring.
+        stage.reader.admit = partial(_admit, stage.profile)
         self._came: deque[Completion] = deque()
         self._shown: Arrival | None = None  # whose frame the last return was about
         self._words: FrameHeader | None = None  # of an ERROR or BYE that waits
         self._words_until = 0.0
-
-    def _admit(self, header: FrameHeader) -> None:
-        """What may come over the connection; a REPLY may not."""
-        if header.kind not in (Kind.ERROR, Kind.BYE):
-            raise FrameError("frame.kind", "ERROR or BYE", Kind(header.kind).name)
-        if not body_lengths_ok(header.kind, header.body_bytes, self._stage.profile):
-            place = f"frame.body_bytes of {Kind(header.kind).name}"
-            raise FrameError(place, "a length of the profile", header.body_bytes)
 
     def settle(self) -> None:
         """What the last return was about is done with."""
