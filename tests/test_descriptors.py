@@ -25,8 +25,6 @@ from pp3shm.worker import RegionWorker
 
 MOST_OF_SELECT = 1024  # FD_SETSIZE
 ROOT = Path(pp3shm.__file__).parent
-NOT_YET = {"link/rdma.py"}
-"""Where it is still to be replaced."""
 
 
 @pytest.fixture
@@ -73,7 +71,7 @@ def test_nothing_of_the_package_uses_select():
         for path in files
         if (lines := uses_of_select(path.read_text()))
     }
-    assert NOT_YET >= set(found), found
+    assert {} == found
 
 
 @pytest.mark.usefixtures("crowded")
