@@ -74,12 +74,7 @@ class NativeDrafter:
 
     def stats(self) -> dict[str, int]:
         """As those of a proxy."""
-        seen = self._watchdog.stats()
-        return {
-            "proxy_pid": seen.pid,
-            "proxy_starts": seen.starts,
-            "proxy_deaths": seen.deaths,
-        }
+        return self._watchdog.stats().counts()
 
     def trouble(self) -> None:
         """None is looked for."""

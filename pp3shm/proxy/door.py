@@ -89,12 +89,7 @@ class Door:
 
     def stats(self) -> dict[str, int]:
         """Process id of the worker (0: none), how many came and how many died."""
-        seen = self._watchdog.stats()
-        return {
-            "proxy_pid": seen.pid,
-            "proxy_starts": seen.starts,
-            "proxy_deaths": seen.deaths,
-        }
+        return self._watchdog.stats().counts()
 
     def trouble(self) -> Pp3Error | None:
         """Why the last guest was refused; else that none has the region."""

@@ -35,12 +35,7 @@ class ProcessProxy:
 
     def stats(self) -> dict[str, int]:
         """Process id (0: none runs), starts and deaths."""
-        seen = self._watchdog.stats()
-        return {
-            "proxy_pid": seen.pid,
-            "proxy_starts": seen.starts,
-            "proxy_deaths": seen.deaths,
-        }
+        return self._watchdog.stats().counts()
 
     def trouble(self) -> LinkError | None:
         """Why no process runs for long, if none does."""

@@ -58,6 +58,14 @@ class WatchStats(NamedTuple):
     last_error: str | None
     ticks: int
 
+    def counts(self) -> dict[str, int]:
+        """Of the process that is watched, as ``Engine.stats`` names them."""
+        return {
+            "proxy_pid": self.pid,
+            "proxy_starts": self.starts,
+            "proxy_deaths": self.deaths,
+        }
+
 
 class Watchdog:
     """Fails rounds at their deadline, and the rounds of dead owners; keeps a proxy.
