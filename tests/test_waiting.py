@@ -82,6 +82,28 @@ def test_it_spins_again_once_waits_are_short_again(wake_ns):
     assert all(3_000 <= spin <= 10_000 for spin in waiter.waits(3_000, 50)[-10:])
 
 
+def test_two_who_wake_each_other_spin_again():
+    """Each wait has the other's wake-up in it, until both spin: it must be worth a try."""
+    one, other = Waiter(), Waiter()
+    for waiter in (one, other):
+        waiter.waits(10 * MS, 30)
+    wake_ns, work_ns = 25_000, 20_000
+    slept = {one: True, other: True}
+    for _ in range(200):
+        for waiter, peer in ((one, other), (other, one)):
+            real = work_ns + (wake_ns if slept[peer] else 0)
+            slept[waiter] = waiter.wait(real) < real
+    assert {one: False, other: False} == slept
+
+
+def test_waits_about_as_long_as_the_longest_spin_are_spun():
+    """Half of them are caught; a sleep would add a wake-up to each."""
+    waiter = Waiter()
+    for turn in range(200):
+        spin = waiter.wait(MOST - 10_000 if turn % 2 else MOST + 10_000)
+        assert MOST == spin or turn < KEPT
+
+
 def test_it_stops_when_waits_become_long():
     waiter = Waiter()
     waiter.waits(3_000, 30)

@@ -28,7 +28,7 @@ uint64_t pp3_waiter_begin(struct pp3_waiter *w)
     return w->spin_ns;
 }
 
-/* The shortest spin that would have caught as many of the waits remembered as wanted. */
+/* As many of the waits remembered as wanted were no longer than this. */
 static uint64_t enough(const struct pp3_waiter *w)
 {
     uint64_t sorted[PP3_WAITS_KEPT];
@@ -58,7 +58,7 @@ void pp3_waiter_end(struct pp3_waiter *w, uint64_t waited_ns)
     }
     least = enough(w);
     w->spin_ns = 0;
-    if (least <= w->most_ns) {
+    if (least <= PP3_WAITS_REACH * w->most_ns) {
         uint64_t wanted = 2 * least + MARGIN_NS;
         w->spin_ns = wanted < w->most_ns ? wanted : w->most_ns;
     }

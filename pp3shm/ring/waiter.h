@@ -2,8 +2,10 @@
  *
  * A spin that catches what is waited for saves the kernel's wake-up, some tens of
  * microseconds; one that does not is a core burnt for nothing. So the hybrid spins only
- * where a spin would have caught most of its last waits, and only about as long as that
- * took. What it knows is its own: nothing of it stands in a region, and one thread uses
+ * where half of its last waits were within reach, and only about as long as that took.
+ * Within reach is twice the longest spin: where it slept, its own wake-up is in the wait,
+ * and where the other side slept, that one's. Two who both stopped spinning would else
+ * each find the other too slow to spin for, for ever. What it knows is its own: nothing of it stands in a region, and one thread uses
  * it.
  */
 #ifndef PP3_WAITER_H
@@ -19,7 +21,8 @@ enum pp3_wait_policy {
 
 enum {
     PP3_WAITS_KEPT = 8,   /* so many waits are remembered */
-    PP3_WAITS_CAUGHT = 6, /* so many of them a spin must have caught */
+    PP3_WAITS_CAUGHT = 4, /* so many of them must have been within reach of a spin */
+    PP3_WAITS_REACH = 2,  /* the longest spin, and as much again for the wake-ups in them */
     PP3_WAITS_PROBE = 8,  /* of waits that do not spin, each so many-th one tries */
 };
 
