@@ -83,7 +83,7 @@ def test_it_spins_again_once_waits_are_short_again(wake_ns):
 
 
 def test_two_who_wake_each_other_spin_again():
-    """Each wait has the other's wake-up in it, until both spin: it must be worth a try."""
+    """Each wait has the other's wake-up in it until both spin: it is worth a try."""
     one, other = Waiter(), Waiter()
     for waiter in (one, other):
         waiter.waits(10 * MS, 30)

@@ -22,17 +22,22 @@ static void it_spins_as_long_as_pays(void)
         EQUAL(waits(&w, 3000), MOST);
     for (int i = 0; i < 20; i++)
         EQUAL(waits(&w, 3000), 6500);
-    for (int i = 0; i < 3; i++) /* six of eight are caught until then */
+    for (int i = 0; i < 5; i++) /* half of eight are in reach until then */
         CHECK(waits(&w, 10000000) != 0);
     EQUAL(w.spin_ns, 0);
     for (int i = 0; i < 40; i++)
         EQUAL(waits(&w, 10000000), i % 8 == 7 ? MOST : 0);
-    for (int i = 0; i < 7; i++)
-        EQUAL(waits(&w, 30000), 0);
-    EQUAL(waits(&w, 30000), MOST); /* the try that finds out */
-    for (int i = 0; i < PP3_WAITS_KEPT; i++)
+    for (int i = 0; i < 4; i++)
+        EQUAL(waits(&w, 30000), 0); /* slept, but in reach with its wake-up */
+    for (int i = 0; i < 2 * PP3_WAITS_KEPT; i++)
         EQUAL(waits(&w, 30000), MOST);
     EQUAL(waits(&w, 30000), MOST); /* twice as long would be more than that */
+    for (int i = 0; i < PP3_WAITS_KEPT; i++)
+        waits(&w, 10000000);
+    int tried_out = 0; /* out of reach when slept: one try in eight */
+    for (int i = 0; i < PP3_WAITS_PROBE; i++)
+        tried_out += waits(&w, MOST + WAKE) == MOST;
+    EQUAL(tried_out, 1);
 }
 
 static void drawn_waits_are_never_spun_too_long(void)
