@@ -157,7 +157,9 @@ def test_2_rounds_are_resolved_whatever_is_killed_under_load(tmp_path, eventuall
                         worker.kill()
                         worker.start()
                     elif pid := engine.stats()["proxy_pid"]:
-                        os.kill(pid, signal.SIGKILL)
+                        # the last kill's may be reaped before the stats say so
+                        with contextlib.suppress(ProcessLookupError):
+                            os.kill(pid, signal.SIGKILL)
                 for ticket in tickets:
                     with engine.reply(ticket) as reply:
                         assert ticket == reply.round
