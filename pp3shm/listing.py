@@ -12,8 +12,8 @@ def as_lines(found: Survey) -> Iterator[str]:
         yield "no regions"
     for region in found.regions:
         yield _line(region)
-        for process in region.holders:
-            yield f"    {process.role:<6}  pid {process.pid}  {process.command}"
+        for one in region.holders:
+            yield f"    {one.role:<6}  pid {one.pid}  {one.command}"
     if found.unseen:
         yield f"processes that may not be looked into: {found.unseen}"
 

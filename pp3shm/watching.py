@@ -61,8 +61,8 @@ def _chosen(name: str | None, pid: int | None) -> Found:
 def _acks_of(found: Found) -> Iterator[int]:
     """A descriptor of the region's acks, for reading.
 
-    A process can hold segments of many regions, all of one name: what belongs to this
-    one says so itself, by its epoch.
+    Names are anybody's to give: what belongs to this region says so itself, by its
+    epoch.
 
     Raises:
         RegionError: its header says nothing, or nobody has its acks open.
@@ -88,7 +88,5 @@ def _acks_of(found: Found) -> Iterator[int]:
 def _paths(found: Found) -> Iterator[Path]:
     if found.kind == "posix":
         yield segments.SHM / f"{found.name}-acks"
-    for process in found.holders:
-        for inode, path in process.fds.items():
-            if process.names[inode].segment == "acks":
-                yield path
+    for holder in found.holders:
+        yield from holder.paths("acks")

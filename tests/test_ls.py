@@ -2,7 +2,6 @@
 
 import errno
 import fcntl
-import gc
 import json
 import os
 import shutil
@@ -120,13 +119,26 @@ def test_a_memfd_whose_engine_is_gone_is_dead_and_says_who_keeps_it():
     with _end("memfd") as end:
         found = _mine(end)
         fd = os.dup(end.region._segments.fds["control"])
-    del end
-    gc.collect()  # memory is mapped as long as anything refers to it
     seen = [one for one in survey().regions if one.name == found.name]
     os.close(fd)
     assert [(DEAD, "holder")] == [(one.life, one.holders[0].role) for one in seen] or (
         survey().unseen and seen[0].life == UNKNOWN
     )
+
+
+@pytest.mark.parametrize("kind", ["memfd", "posix"])
+def test_what_a_process_is_to_one_region_says_nothing_of_another(kind):
+    """An engine that also holds what is left of a dead one does not revive it."""
+    with _end(kind) as living:
+        with _end("memfd") as end:
+            name = _mine(end).name
+            fd = os.dup(end.region._segments.fds["control"])
+        del end  # its views keep what they show mapped
+        found = {one.name: one for one in survey().regions}
+        os.close(fd)
+        assert ["holder"] == [one.role for one in found[name].holders]
+        assert found[name].life in (DEAD, UNKNOWN)  # unknown: some are not to be seen
+        assert ["engine"] == [one.role for one in found[_mine(living).name].holders]
 
 
 def test_lines_and_json_say_the_same():

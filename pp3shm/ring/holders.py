@@ -13,7 +13,7 @@ from pathlib import Path
 
 _PROC = Path("/proc")
 _SEGMENT = re.compile(
-    rb"(?:/memfd:pp3shm|.*/(pp3shm-[0-9a-f]{32}))"
+    rb"(/memfd:|.*/)(pp3shm-[0-9a-f]{32})"
     rb"-(control|slots|pages|failed|acks)( \(deleted\))?"
 )
 _COMMAND_BYTES = 512
@@ -27,12 +27,14 @@ class Name:
     """What a mapping or a descriptor is called.
 
     Attributes:
-        prefix: of a POSIX name, without the slash; None: a memfd.
+        region: what all segments of its region are called, before the segment.
+        kind: ``posix`` or ``memfd``.
         segment: ``control``, ``slots``, ...
-        linked: False where the name is gone.
+        linked: False where the name is gone, or there never was one.
     """
 
-    prefix: str | None
+    region: str
+    kind: str
     segment: str
     linked: bool
 
@@ -55,27 +57,60 @@ class Process:
     fds: dict[Inode, Path] = field(default_factory=dict)
     names: dict[Inode, Name] = field(default_factory=dict)
 
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """A process as it holds one region; it may hold others, and otherwise.
+
+    Attributes:
+        process: it.
+        region: as ``Name.region``.
+    """
+
+    process: Process
+    region: str
+
+    @property
+    def pid(self) -> int:
+        """The process's."""
+        return self.process.pid
+
+    @property
+    def command(self) -> str:
+        """The process's."""
+        return self.process.command
+
     @property
     def role(self) -> str:
         """By what is mapped: only an engine may write slots, a rank has none."""
-        slots = [
-            write
-            for inode, write in self.mapped.items()
-            if self.names[inode].segment == "slots"
-        ]
-        if any(slots):
-            return "engine"
-        if slots:
-            return "proxy"
-        return "rank" if self.mapped else "holder"
+        mapped = {
+            name.segment: self.process.mapped[inode]
+            for inode, name in self._segments()
+            if inode in self.process.mapped
+        }
+        if "slots" in mapped:
+            return "engine" if mapped["slots"] else "proxy"
+        return "rank" if mapped else "holder"
+
+    def paths(self, segment: str) -> Iterator[Path]:
+        """Where it has a segment open, as its descriptors below /proc."""
+        for inode, name in self._segments():
+            if name.segment == segment and inode in self.process.fds:
+                yield self.process.fds[inode]
+
+    def _segments(self) -> Iterator[tuple[Inode, Name]]:
+        for inode, name in self.process.names.items():
+            if name.region == self.region:
+                yield inode, name
 
 
 def _name(path: bytes) -> Name | None:
     found = _SEGMENT.fullmatch(path)
     if found is None:
         return None
-    prefix = None if found[1] is None else found[1].decode()
-    return Name(prefix, found[2].decode(), linked=prefix is not None and not found[3])
+    kind = "memfd" if found[1] == b"/memfd:" else "posix"
+    linked = kind == "posix" and not found[4]
+    return Name(found[2].decode(), kind, found[3].decode(), linked)
 
 
 def _maps(process: Process, folder: Path) -> None:

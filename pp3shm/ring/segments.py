@@ -103,9 +103,11 @@ class MemfdSegments:
     def __init__(self, sizes: dict[str, int]) -> None:
         expect_room(sum(sizes.values()))
         self.fds: dict[str, int] = {}
+        # A label that whoever looks at processes tells regions apart by.
+        region = f"pp3shm-{secrets.token_hex(16)}"
         try:
             for name, size in sizes.items():
-                self.fds[name] = fd = self._create(name)
+                self.fds[name] = fd = self._create(region, name)
                 os.fchmod(fd, 0o600)  # for whoever opens it below /proc
                 _allocate(name, fd, size)
                 fcntl.fcntl(fd, _F_ADD_SEALS, _SEALS)
@@ -114,15 +116,16 @@ class MemfdSegments:
             raise
 
     @staticmethod
-    def _create(name: str) -> int:
+    def _create(region: str, name: str) -> int:
+        label = f"{region}-{name}"
         flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
         try:
             try:
-                return os.memfd_create(f"pp3shm-{name}", flags | _MFD_NOEXEC_SEAL)
+                return os.memfd_create(label, flags | _MFD_NOEXEC_SEAL)
             except OSError as error:
                 if error.errno != errno.EINVAL:
                     raise
-            return os.memfd_create(f"pp3shm-{name}", flags)  # a kernel before 6.3
+            return os.memfd_create(label, flags)  # a kernel before 6.3
         except OSError as error:
             raise RegionError(f"segment {name}", "a memfd", error.strerror) from error
 

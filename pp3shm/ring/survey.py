@@ -21,7 +21,7 @@ from typing import Any
 from pp3shm._core import lib
 from pp3shm.errors import ConfigError, RegionError
 from pp3shm.ring import segments
-from pp3shm.ring.holders import Inode, Process, processes
+from pp3shm.ring.holders import Holder, Inode, processes
 from pp3shm.ring.record import HEADER_BYTES, SEGMENTS, read_header
 
 ALIVE, DEAD, UNKNOWN = "alive", "dead", "unknown"
@@ -50,7 +50,6 @@ class Found:
         newest: the largest ticket.
         holders: processes that map it or have it open.
         fault: why its header says nothing, or its segments could not be looked at.
-        control: a path that opened its control segment; None: none did.
         shape: ``struct pp3_shape``, checked; None: its header says nothing.
     """
 
@@ -64,15 +63,14 @@ class Found:
     pages: int = 0
     quarantined: int | None = None
     newest: int = 0
-    holders: list[Process] = field(default_factory=list)
+    holders: list[Holder] = field(default_factory=list)
     fault: str | None = None
-    control: Path | None = None
     shape: Any = None
 
     @property
     def held_by(self) -> str:
         """``engine 4711, rank 4712``, or why nobody is named."""
-        seen = [f"{process.role} {process.pid}" for process in self.holders]
+        seen = [f"{holder.role} {holder.pid}" for holder in self.holders]
         return ", ".join(seen) or "a process that cannot be seen from here"
 
 
@@ -159,7 +157,6 @@ class _Look:
         self.half: dict[str, Found] = {}
         self.unseen = 0
         self._controls: dict[Inode, Path] = {}
-        self._held: list[Process] = []
         self._in_dev_shm()
         self._in_proc()
         for inode, found in self.regions.items():
@@ -192,10 +189,10 @@ class _Look:
                 if name.segment != "control":
                     continue
                 if inode not in self.regions:
-                    kind = "memfd" if name.prefix is None else "posix"
-                    called = name.prefix or f"memfd:{inode[1]}"
-                    self.regions[inode] = Found(called, kind)
-                self.regions[inode].holders.append(process)
+                    memfd = name.kind == "memfd"
+                    called = f"memfd:{inode[1]}" if memfd else name.region
+                    self.regions[inode] = Found(called, name.kind)
+                self.regions[inode].holders.append(Holder(process, name.region))
                 if inode in process.fds:
                     self._controls.setdefault(inode, process.fds[inode])
 
@@ -206,14 +203,13 @@ class _Look:
         else:
             try:
                 with opened(path) as fd:
-                    found.control = path
                     if found.kind == "posix":
                         found.life = ALIVE if _is_locked(fd) else DEAD
                     _read_control(found, fd)
             except OSError as error:
                 found.fault = f"control: {error.strerror}"
         if found.kind == "memfd":
-            engine = any(process.role == "engine" for process in found.holders)
+            engine = any(holder.role == "engine" for holder in found.holders)
             found.life = ALIVE if engine else UNKNOWN if self.unseen else DEAD
 
 
