@@ -106,39 +106,37 @@ def _native(results: Results) -> float:
     return max(row["times_native"] for row in results["native"])
 
 
+def ratio(bench: str, group: str, above: str, below: str) -> Callable[[Results], float]:
+    """Of two rows of one group."""
+    return over(us(bench, group, above), us(bench, group, below))
+
+
+CHAIN = "4 x 5 rows"  # groups of bench_propose
+BIASED = "4 x 5, bias of a function, hot"
 GOALS = (
     Goal("verify, mixed, cold: to the read", 1.2,
-         over(us("verify", "mixed, cold", "core"),
-              us("verify", "mixed, cold", "read"))),
+         ratio("verify", "mixed, cold", "core", "read")),
     Goal("verify, mixed, hot: to the read", 2.5,
-         over(us("verify", "mixed, hot", "core"),
-              us("verify", "mixed, hot", "read"))),
+         ratio("verify", "mixed, hot", "core", "read")),
     Goal("Hugging Face to verify, mixed, cold", 40,
-         over(us("verify", "mixed, cold", "Hugging Face x4"),
-              us("verify", "mixed, cold", "core")), least=True),
+         ratio("verify", "mixed, cold", "Hugging Face x4", "core"), least=True),
     Goal("propose, cold: to the read", 1.5,
-         over(us("propose", "4 x 5 rows, cold", "core"),
-              us("propose", "4 x 5 rows, cold", "read"))),
+         ratio("propose", f"{CHAIN}, cold", "core", "read")),
     Goal("propose, hot: to the read", 1.6,
-         over(us("propose", "4 x 5 rows, hot", "core"),
-              us("propose", "4 x 5 rows, hot", "read"))),
+         ratio("propose", f"{CHAIN}, hot", "core", "read")),
     Goal("torch.topk alone to propose, cold", 5,
-         over(us("propose", "4 x 5 rows, cold", "top_k"),
-              us("propose", "4 x 5 rows, cold", "core")), least=True),
+         ratio("propose", f"{CHAIN}, cold", "top_k", "core"), least=True),
     Goal("torch.topk alone to propose, hot", 15,
-         over(us("propose", "4 x 5 rows, hot", "top_k"),
-              us("propose", "4 x 5 rows, hot", "core")), least=True),
+         ratio("propose", f"{CHAIN}, hot", "top_k", "core"), least=True),
     Goal("propose, the worst row to a typical one", 5, _worst_row),
     Goal("propose with a bias: to the read of rows and biases", 1.5,
-         over(us("propose", "4 x 5, bias of a function, hot", "core"),
-              us("propose", "4 x 5, bias of a function, hot", "read_both"))),
+         ratio("propose", BIASED, "core", "read_both")),
     Goal("check and scatter a REPLY, one call", 0.45, _best_accept, unit="us"),
     Goal("the NumPy checks to that call", 50,
          over(us("accept", "B4 depth 5", "numpy"), _best_accept), least=True),
     Goal("the plain build to a native one, the worst of three", 1.1, _native),
     Goal("zero and scatter to scatter_q", 100,
-         over(us("scatter", "", "rebuild"),
-              us("scatter", "", "scatter_q")), least=True),
+         ratio("scatter", "", "rebuild", "scatter_q"), least=True),
     Goal("memory of verifying 256 requests at 151936 ids", DENSE_MB / 10,
          lambda results: results["memory"]["grown_mb"], unit="MB"),
 )  # fmt: skip

@@ -25,6 +25,7 @@ from pp3shm.worker.counts import Counts
 from pp3shm.worker.drafter import Drafter, DrafterSource, Factory
 from pp3shm.worker.near import NearDrafter
 from pp3shm.worker.near_session import NearSession
+from pp3shm.worker.stop import Stop
 
 logger = logging.getLogger("pp3shm.worker")
 
@@ -85,9 +86,7 @@ class RegionWorker:
         self._loop: ProxyLoop | None = None
         self._failure: BaseException | None = None
         self._done = threading.Event()
-        self._stopping = False
-        self._stop = -1
-        self._process = os.getpid()
+        self._stop = Stop()
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -102,10 +101,9 @@ class RegionWorker:
             ProfileError: its profile differs, by field.
             RegionError: a region that is not as it must be.
         """
-        if self._stop >= 0 or self._thread is not None:
+        if self._stop.fd >= 0 or self._thread is not None:
             raise ConfigError("worker", "one that was not started yet", "started")
-        asked = int(self._stopping)
-        self._stop = os.eventfd(asked, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._stop.open()
         link = self._connect()
         if link is None:
             self._done.set()
@@ -145,7 +143,7 @@ class RegionWorker:
             control = select.epoll()
             undo.callback(control.close)
             # Its end of the link may live on in a forked child, the pidfd does not.
-            for fd in (link, engine, self._stop):
+            for fd in (link, engine, self._stop.fd):
                 control.register(fd, select.EPOLLIN)
             loop = ProxyLoop(end, self._plan, control.fileno(), far=self._far)
             return loop, undo.pop_all()
@@ -157,7 +155,7 @@ class RegionWorker:
             try:
                 return connect(self._where, _HANDOVER_S)
             except LinkError:
-                if self._stopping:
+                if self._stop.asked:
                     return None
                 if time.monotonic() >= deadline:
                     raise LinkError(
@@ -178,11 +176,7 @@ class RegionWorker:
 
     def request_stop(self) -> None:
         """Ask for the end, from anywhere, a signal handler included: takes no lock."""
-        if self._process != os.getpid():
-            return  # a forked child: the descriptor is still the parent's too
-        self._stopping = True
-        if self._stop >= 0:
-            os.eventfd_write(self._stop, 1)
+        self._stop.ask()
 
     def serve_forever(self) -> None:
         """Wait until the engine ends, or the end is asked for; then close.
@@ -192,7 +186,7 @@ class RegionWorker:
         """
         if self._thread is None and not self._done.is_set():
             self.start()
-        while not self._done.wait(_SIGNAL_MS / 1000) and not self._stopping:
+        while not self._done.wait(_SIGNAL_MS / 1000) and not self._stop.asked:
             pass
         self.close()
         if self._failure is not None:
@@ -206,7 +200,7 @@ class RegionWorker:
                 thread is a daemon: it does not hold the process up, whose end is then
                 what the engine sees.
         """
-        if self._process != os.getpid():
+        if not self._stop.is_mine:
             return
         self.request_stop()
         if self._loop is not None:
@@ -215,9 +209,7 @@ class RegionWorker:
             self._thread.join(timeout_s)
             if self._thread.is_alive():
                 return
-        if self._stop >= 0:
-            stop, self._stop = self._stop, -1  # first: a signal may come in between
-            os.close(stop)
+        self._stop.close()
 
     def stats(self) -> dict[str, int]:
         """Counters since the start, by name, and ``attached``."""

@@ -2,7 +2,6 @@
 
 import contextlib
 import logging
-import os
 import select
 import threading
 import time
@@ -18,6 +17,7 @@ from pp3shm.worker.connection import Connection, Host, Patience
 from pp3shm.worker.counts import Counts
 from pp3shm.worker.drafter import Drafter, DrafterSource, Factory
 from pp3shm.worker.session import Refusal
+from pp3shm.worker.stop import Stop
 
 logger = logging.getLogger("pp3shm.worker")
 
@@ -76,9 +76,7 @@ class Worker:
         self._pending: dict[SocketLink, None] = {}  # in order of arrival
         self._sessions: set[bytes] = set()
         self._accepting: threading.Thread | None = None
-        self._stopping = False
-        self._stop = -1
-        self._process = os.getpid()
+        self._stop = Stop()
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -103,8 +101,7 @@ class Worker:
             self._close_listeners()
             raise
         # Readable from the start, if the end was asked for before.
-        asked = int(self._stopping)
-        self._stop = os.eventfd(asked, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._stop.open()
         self._accepting = threading.Thread(
             target=self._accept_all, name="pp3shm-accept", daemon=True
         )
@@ -113,20 +110,16 @@ class Worker:
 
     def request_stop(self) -> None:
         """Ask for the end, from anywhere, a signal handler included: takes no lock."""
-        if self._process != os.getpid():
-            return  # a forked child: the descriptor is still the parent's too
-        self._stopping = True
-        if self._stop >= 0:
-            os.eventfd_write(self._stop, 1)
+        self._stop.ask()
 
     def serve_forever(self) -> None:
         """Wait until the end is asked for; then close."""
         if self._accepting is None:
             self.start()
-        if self._stop >= 0:
+        if self._stop.fd >= 0:
             poll = select.poll()
-            poll.register(self._stop, select.POLLIN)
-            while not self._stopping:
+            poll.register(self._stop.fd, select.POLLIN)
+            while not self._stop.asked:
                 poll.poll(_SIGNAL_MS)
         self.close()
 
@@ -139,7 +132,7 @@ class Worker:
         """
         if self._accepting is None:
             return
-        if self._process != os.getpid():
+        if not self._stop.is_mine:
             self._close_listeners()  # our copies; the threads are in the parent
             return
         self.request_stop()
@@ -151,9 +144,8 @@ class Worker:
         for thread in threads:
             thread.join(max(0.0, deadline - time.monotonic()))
         # A thread that is left looks at the descriptor again: then it stays open.
-        if self._stop >= 0 and not any(thread.is_alive() for thread in threads):
-            stop, self._stop = self._stop, -1  # first: a signal may come in between
-            os.close(stop)
+        if not any(thread.is_alive() for thread in threads):
+            self._stop.close()
 
     def stats(self) -> dict[str, int]:
         """Counters since the start, by name, and ``sessions_open``."""
@@ -182,11 +174,11 @@ class Worker:
 
     def _accept_all(self) -> None:
         poll = select.poll()
-        poll.register(self._stop, select.POLLIN)
+        poll.register(self._stop.fd, select.POLLIN)
         by_fd = {listener.fileno(): listener for listener in self._listeners}
         for fd in by_fd:
             poll.register(fd, select.POLLIN)
-        while not self._stopping:
+        while not self._stop.asked:
             for fd, _ in poll.poll():
                 if fd in by_fd:
                     self._accept(by_fd[fd])
@@ -229,7 +221,7 @@ class Worker:
             source=self._source,
             counts=self._counts,
             patience=self._patience,
-            stop=self._stop,
+            stop=self._stop.fd,
             stopping=self._is_stopping,
             admit=self._admit,
         )
@@ -246,7 +238,7 @@ class Worker:
         return proved
 
     def _is_stopping(self) -> bool:
-        return self._stopping
+        return self._stop.asked
 
     def _forget(self, link: SocketLink, thread: threading.Thread) -> None:
         with self._lock:
