@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -10,7 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from pp3shm import Engine, Worker
+from pp3shm import Engine, Row, Status, Worker
+from pp3shm.errors import Busy, Exhausted
 from pp3shm.link.address import parse_door
 from pp3shm.link.socket import connect
 from pp3shm.proxy.admission import LEFT, ask
@@ -136,3 +138,38 @@ class RegionGuest:
     def close(self):
         self.end.close()
         self.link.close()
+
+
+def expect_fenced_page_kept(engine, pid, eventually):
+    """Whoever has a round is stopped past its deadline: no other round gets its page.
+
+    It stays stopped.
+
+    Args:
+        engine: slot 0 is open; SIGCONT lets ``pid`` answer again.
+        pid: of the proxy, or of the worker at the region.
+        eventually: the fixture.
+    """
+    fenced = stopped = False
+    limit = time.monotonic() + 60
+    while not fenced:
+        assert time.monotonic() < limit
+        if stopped:
+            os.kill(pid, signal.SIGCONT)
+        ticket = engine.step([Row(0)], timeout_s=0.02)
+        eventually(lambda t=ticket: engine._ring.word(t) & 255, "a take")
+        os.kill(pid, signal.SIGSTOP)
+        stopped = True
+        with engine.reply(ticket) as reply:
+            fenced = reply.failed == Status.TIMEOUT
+    page = engine._ring.word(ticket) >> 8 & 4095
+    seen = set()
+    for _ in range(20):
+        with contextlib.suppress(Busy, Exhausted):
+            later = engine.step([Row(0)], timeout_s=0.005)
+            seen.add(engine._ring.word(later) >> 8 & 4095)
+            engine.reply(later)
+            engine.release(later)
+    assert seen
+    assert page not in seen
+    assert engine.stats()["quarantined"] >= 1

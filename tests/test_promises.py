@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from far_ends import WAYS, connected
+from far_ends import WAYS, connected, expect_fenced_page_kept
 from rank_process_client import RankProcess
 
 from pp3shm import Engine, Profile, Rank, Row, Status, Worker
@@ -22,7 +22,6 @@ from pp3shm._core import lib
 from pp3shm.errors import (
     Busy,
     ConfigError,
-    Exhausted,
     RegionError,
     RingError,
     WaitTimeout,
@@ -278,30 +277,7 @@ def test_3_pages_of_a_stopped_proxy_wait_until_it_lets_go(eventually):
     ):
         engine.reset(0, [1])
         pid = engine.stats()["proxy_pid"]
-        fenced = 0
-        stopped = False
-        limit = time.monotonic() + 60
-        while not fenced:
-            assert time.monotonic() < limit
-            if stopped:
-                os.kill(pid, signal.SIGCONT)
-            ticket = engine.step([Row(0)], timeout_s=0.02)
-            eventually(lambda t=ticket: engine._ring.word(t) & 255, "a take")
-            os.kill(pid, signal.SIGSTOP)
-            stopped = True
-            with engine.reply(ticket) as reply:
-                fenced = reply.failed == Status.TIMEOUT
-        page = engine._ring.word(ticket) >> 8 & 4095
-        seen = set()
-        for _ in range(20):
-            with contextlib.suppress(Busy, Exhausted):
-                later = engine.step([Row(0)], timeout_s=0.005)
-                seen.add(engine._ring.word(later) >> 8 & 4095)
-                engine.reply(later)
-                engine.release(later)
-        assert seen
-        assert page not in seen
-        assert engine.stats()["quarantined"] >= 1
+        expect_fenced_page_kept(engine, pid, eventually)
         os.kill(pid, signal.SIGCONT)
         engine.wait_connected(10)
         with engine.reply(engine.step([Row(0)], timeout_s=10)) as reply:

@@ -18,14 +18,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from far_ends import RegionProcess, connected, table
+from far_ends import RegionProcess, connected, expect_fenced_page_kept, table
 from rank_process_client import RankProcess
 
 from pp3shm import Engine, Profile, Row, Status
 from pp3shm.errors import (
     Busy,
     ConfigError,
-    Exhausted,
     LinkError,
     ProfileError,
 )
@@ -660,29 +659,7 @@ def test_pages_of_a_stopped_worker_wait_until_it_lets_go(eventually):
         RegionProcess(engine.door, engine.profile) as worker,
     ):
         engine.wait_connected(30)
-        fenced = stopped = False
-        limit = time.monotonic() + 60
-        while not fenced:
-            assert time.monotonic() < limit
-            if stopped:
-                os.kill(worker.pid, signal.SIGCONT)
-            ticket = engine.step([Row(0)], timeout_s=0.02)
-            eventually(lambda t=ticket: engine._ring.word(t) & 255, "a take")
-            os.kill(worker.pid, signal.SIGSTOP)
-            stopped = True
-            with engine.reply(ticket) as reply:
-                fenced = reply.failed == Status.TIMEOUT
-        page = engine._ring.word(ticket) >> 8 & 4095
-        seen = set()
-        for _ in range(20):
-            with contextlib.suppress(Busy, Exhausted):
-                later = engine.step([Row(0)], timeout_s=0.005)
-                seen.add(engine._ring.word(later) >> 8 & 4095)
-                engine.reply(later)
-                engine.release(later)
-        assert seen
-        assert page not in seen
-        assert engine.stats()["quarantined"] >= 1
+        expect_fenced_page_kept(engine, worker.pid, eventually)
         os.kill(worker.pid, signal.SIGCONT)
         eventually(lambda: WHOLE == one_round(engine), "a whole round")
         assert 0 == engine.stats()["proxy_deaths"]
