@@ -16,6 +16,7 @@ Beside them, what follows: verification of the four requests, from probabilities
 CPU by default, one thread; ``--device cuda`` times with CUDA events and a cold L2.
 """
 
+import sys
 import time
 from collections.abc import Callable
 
@@ -26,6 +27,8 @@ import torch
 from pp3shm.gpu import DraftProbs, Page, ReplyTensors, key_words, verify
 from pp3shm.layout.reply import ReplyLayout
 from pp3shm.verify.keys import VerifyKeys
+
+Ways = dict[str, Callable[[int], torch.Tensor]]
 
 
 def make_pages(
@@ -67,7 +70,10 @@ def time_cuda(call: Callable[[int], object], repeats: int) -> list[float]:
     pairs = []
     for i in range(repeats + repeats // 10):
         sweep.zero_()
-        pair = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+        pair = [
+            torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+            for _ in range(2)
+        ]
         pair[0].record()
         call(i)
         pair[1].record()
@@ -83,8 +89,13 @@ def check(results: dict[str, torch.Tensor]) -> None:
         assert torch.equal(results[first], results[other]), other
 
 
-def calls(pages: list[ReplyTensors], shape: tuple[int, int, int], device: str):
-    """The ways by name; call i takes page i and gives the dense tensor."""
+def calls(
+    pages: list[ReplyTensors], shape: tuple[int, int, int], device: str
+) -> tuple[Ways, Ways]:
+    """The ways by name, and what stands beside them; call i takes page i.
+
+    A way gives the dense tensor.
+    """
     slots, depth, vocab = shape
     dense = torch.zeros(shape, device=device)
     sparse = torch.zeros(shape, device=device)
@@ -94,12 +105,18 @@ def calls(pages: list[ReplyTensors], shape: tuple[int, int, int], device: str):
     def page(i: int) -> ReplyTensors:
         return pages[i % len(pages)]
 
+    def drawn(i: int) -> tuple[torch.Tensor, torch.Tensor]:
+        ids, q = page(i).ids, page(i).q
+        if ids is None or q is None:
+            sys.exit("bench: expected a sampled session, found a greedy one")
+        return ids.long(), q
+
     def rebuild(i: int) -> torch.Tensor:
-        return dense.zero_().scatter_(2, page(i).ids.long(), page(i).q)
+        return dense.zero_().scatter_(2, *drawn(i))
 
     def plain(i: int) -> torch.Tensor:
         zeros = torch.zeros(shape, device=device)
-        return zeros.scatter(2, page(i).ids.long(), page(i).q)
+        return zeros.scatter(2, *drawn(i))
 
     def plain_read(i: int) -> torch.Tensor:
         result = plain(i)
@@ -107,8 +124,8 @@ def calls(pages: list[ReplyTensors], shape: tuple[int, int, int], device: str):
         return result
 
     def erase(i: int) -> torch.Tensor:
-        ids = page(i).ids.long()
-        sparse.scatter_(2, last, 0.0).scatter_(2, ids, page(i).q)
+        ids, q = drawn(i)
+        sparse.scatter_(2, last, 0.0).scatter_(2, ids, q)
         last.copy_(ids)
         return sparse
 
@@ -129,7 +146,7 @@ def calls(pages: list[ReplyTensors], shape: tuple[int, int, int], device: str):
             target, drafts, slots=order, round_=round_, positions=places, keys=words
         ).tokens
 
-    ways = {
+    ways: Ways = {
         "rebuild": rebuild,
         "torch": plain,
         "torch, read": plain_read,

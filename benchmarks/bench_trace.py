@@ -39,7 +39,6 @@ from pp3shm.bench.ours import Rounds
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = ("pp3shm", "setup.py", "pyproject.toml", "README.md", "LICENSE")
 BUILDS = {"with": "", "without": "PP3_NO_TRACE"}
-SPIN_NS = 50_000
 TIMEOUT_S = 5.0
 
 
@@ -65,7 +64,7 @@ def build(where: Path, define: str) -> Path:
 
 def child() -> None:
     """Rounds of one build: a line with their number comes, one of their times goes."""
-    with at_the_ring(SPIN_NS) as running:
+    with at_the_ring("hybrid") as running:
         rounds = Rounds(running.engine)
         slots = range(running.engine.profile.max_slots)
         rows = [Row(slot, user_seed=7) for slot in slots]
@@ -153,7 +152,7 @@ def main() -> None:
     parser.add_argument("--blocks", type=int, default=40, help="of each build")
     parser.add_argument("--rounds", type=int, default=2000, help="in each block")
     options = parser.parse_args()
-    where = _harness.machine(spin_us=SPIN_NS // 1000)
+    where = _harness.machine(wait="hybrid")
     with builds() as running:
         blocks = np.array(measure(running, options.blocks, options.rounds))
     ratios = blocks[:, 0] / blocks[:, 1]

@@ -80,7 +80,7 @@ def batch(g: np.random.Generator, vocab: int, stops: tuple[int, ...]) -> Batch:
         ids=torch.from_numpy(out.ids), q=torch.from_numpy(out.q),
     )  # fmt: skip
     log_q = torch.full((ROWS, DEPTH, vocab), -torch.inf)
-    log_q.scatter_(2, tensors.ids.long(), tensors.q.log())
+    log_q.scatter_(2, torch.from_numpy(out.ids).long(), torch.from_numpy(out.q).log())
     return Batch(
         page, logits, [logits[row, : stop + 1] for row, stop in enumerate(stops)],
         tensors, torch.from_numpy(logits), log_q, tensors.tokens.long(),
@@ -158,10 +158,11 @@ def measure(
     }
     runs |= {name: SUBJECTS[name](vocab) for name in names}
     for name, run in runs.items():
-        spent = _harness.timed(
-            lambda i, run=run: run(batches[i % len(batches)]),
-            seconds, warm=max(3, len(batches)),
-        )  # fmt: skip
+
+        def one(i: int, run: Callable[[Batch], Any] = run) -> object:
+            return run(batches[i % len(batches)])
+
+        spent = _harness.timed(one, seconds, warm=max(3, len(batches)))
         found = _harness.quantiles(spent)
         base = base or found["p50_us"]
         rows.append({"group": title, "run": name, **found,

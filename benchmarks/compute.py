@@ -88,7 +88,7 @@ def over(
 
 def _best_accept(results: Results) -> float:
     return min(
-        row["p50_us"]
+        float(row["p50_us"])
         for row in results["accept"]
         if row["group"] == "B4 depth 5" and row["way"].startswith("accept")
     )
@@ -103,7 +103,7 @@ def _worst_row(results: Results) -> float:
 
 
 def _native(results: Results) -> float:
-    return max(row["times_native"] for row in results["native"])
+    return max(float(row["times_native"]) for row in results["native"])
 
 
 def ratio(bench: str, group: str, above: str, below: str) -> Callable[[Results], float]:

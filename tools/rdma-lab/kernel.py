@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -196,7 +196,7 @@ def _initramfs(root: Path, release: str) -> dict[str, bytes | None]:
     return files
 
 
-def archive(files: dict[str, bytes | None]) -> bytes:
+def archive(files: Mapping[str, bytes | None]) -> bytes:
     """A cpio archive of the form that the kernel unpacks."""
     out = bytearray()
     for inode, (name, data) in enumerate([*files.items(), ("TRAILER!!!", b"")], 1):
