@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from qualify import controls, engines, judge
 from qualify.families import FAMILIES, M, pair
-from qualify.run import ALPHA, NOTICED, qualify, unnoticed
+from qualify.run import ALPHA, NOTICED, Journal, qualify, unnoticed
 from scipy import stats
 
 from pp3shm.rng import words
@@ -40,6 +40,30 @@ def test_the_engine_passes_where_the_controls_fail():
     out = controls.sound(where, 0, 100_000)
     seen = np.bincount(out.first, minlength=where.vocab)
     assert judge.chi_square(seen, where.p) > ALPHA
+
+
+def test_a_run_that_ended_early_goes_on_with_what_it_found(tmp_path, monkeypatch):
+    path = tmp_path / "folder" / "journal.jsonl"
+    whole = qualify(0.001, ["c"], (33,), 1, Journal(path, "a text"))
+    *kept, last = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(kept))
+    asked = []
+    run = engines.run
+    monkeypatch.setattr(engines, "run", lambda *a: asked.append(a[2]) or run(*a))
+    assert qualify(0.001, ["c"], (33,), 1, Journal(path, "a text")) == whole
+    assert asked == [len(FAMILIES) - 1]
+    assert path.read_text() == "".join([*kept, last])
+
+
+@pytest.mark.parametrize("changed", ["text", "scale", "seed"])
+def test_what_was_found_otherwise_is_found_again(changed, tmp_path, monkeypatch):
+    path = tmp_path / "journal.jsonl"
+    qualify(0.001, ["c"], (33,), 1, Journal(path, "a text"))
+    if changed == "seed":
+        monkeypatch.setattr("qualify.run.SEED", 1)
+    journal = Journal(path, "another" if changed == "text" else "a text")
+    qualify(0.002 if changed == "scale" else 0.001, ["c"], (33,), 1, journal)
+    assert len(path.read_text().splitlines()) == 2 * len(FAMILIES)
 
 
 @pytest.mark.parametrize("name", FAMILIES)

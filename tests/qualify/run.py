@@ -4,9 +4,12 @@ Each engine verifies real rounds of each family and vocabulary; what it emits is
 against the target, how often it accepts against the sum of min(p, q). Then every wrong
 verifier of `controls.py` is shown to fail the same tests. It writes a receipt (JSON)
 and a picture of all p-values beside the line they lie on where everything is right.
+A run that ended early goes on where it stood (journal.jsonl beside the receipt), unless
+a line of the code has changed since.
 """
 
 import argparse
+import hashlib
 import json
 import os
 import platform
@@ -31,6 +34,7 @@ from qualify.engines import Verify
 from qualify.families import FAMILIES, VOCABS, Pair, pair
 from qualify.judge import Judged, acceptance, chi_square, holm
 
+import pp3shm
 from pp3shm import __version__
 
 SEED = 20261130
@@ -91,10 +95,61 @@ def judge(
     yield made("bonus token", p_value=chi_square(bonus, where.p))
 
 
+class Journal:
+    """What is done already, a line of JSON each, so that a run that ended goes on.
+
+    Args:
+        path: None: nothing is kept.
+        text: of the engines; what was found with another is done again.
+    """
+
+    def __init__(self, path: Path | None, text: str) -> None:
+        self._path = path
+        self._text = text
+        self._found: dict[tuple[object, ...], list[Judged]] = {}
+        lines = path.read_text().splitlines() if path and path.exists() else []
+        for line in map(json.loads, lines):
+            if line["seed"] == SEED and line["text"] == text:
+                found = [Judged(**one) for one in line["tests"]]
+                self._found[self._key(found[0])] = found
+
+    @staticmethod
+    def _key(one: Judged) -> tuple[object, ...]:
+        return one.engine, one.family, one.vocab, one.rounds
+
+    def get(self, *key: object) -> list[Judged] | None:
+        """Tests of an engine, family, vocabulary and number of rounds."""
+        return self._found.get(key)
+
+    def add(self, found: list[Judged]) -> None:
+        """Keep the tests of one engine, family and vocabulary."""
+        if self._path:
+            line = {"seed": SEED, "text": self._text, "tests": [*map(asdict, found)]}
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with self._path.open("a") as out:
+                out.write(json.dumps(line) + "\n")
+
+
+def text_of() -> str:
+    """A digest of what is qualified, and of what qualifies it."""
+    digest = hashlib.sha256()
+    package = Path(pp3shm.__file__).parent
+    for folder in (package, Path(__file__).parent):
+        for path in sorted(folder.rglob("*")):
+            if path.suffix in {".py", ".so"}:
+                digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
 def qualify(
-    scale: float, names: list[str], vocabs: tuple[int, ...] | None, threads: int
+    scale: float,
+    names: list[str],
+    vocabs: tuple[int, ...] | None,
+    threads: int,
+    journal: Journal | None = None,
 ) -> list[Judged]:
     """Every engine, family and vocabulary, corrected for their number."""
+    kept = journal or Journal(None, "")
     chosen = {name: plan for name, plan in plans(scale).items() if name in names}
     tasks = [
         (name, plan, family, vocab)
@@ -106,7 +161,11 @@ def qualify(
     def one(task: tuple[str, Plan, str, int]) -> list[Judged]:
         name, plan, family, vocab = task
         begin = time.monotonic()
-        found = list(judge(name, plan, family, vocab, pair(family, vocab, SEED)))
+        found = kept.get(name, family, vocab, plan.rounds(vocab)) or []
+        if not found:
+            where = pair(family, vocab, SEED)
+            found = list(judge(name, plan, family, vocab, where))
+            kept.add(found)
         shown = "  ".join(f"{j.what} {j.p_value:.3g}" for j in found)
         took = time.monotonic() - begin
         print(f"{name:8}{vocab:8}  {family:13} {shown}  {took:.1f} s", flush=True)
@@ -155,7 +214,11 @@ def main() -> int:
     given = parser.parse_args()
     begin = time.monotonic()
     every = qualify(
-        given.scale, given.engines, given.vocabs and tuple(given.vocabs), given.threads
+        given.scale,
+        given.engines,
+        given.vocabs and tuple(given.vocabs),
+        given.threads,
+        Journal(given.out / "journal.jsonl", text_of()),
     )
     noticed = dict(unnoticed())
     for name, p_value in noticed.items():
