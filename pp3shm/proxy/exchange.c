@@ -86,9 +86,9 @@ int pp3_work_poll(struct pp3_ring *r, struct pollfd *fds, unsigned long n,
     return ready;
 }
 
-/* A spin gives way to others after so many looks, some 2 us, as every spin here does:
- * who is to answer may have been woken on this very core. */
-#define LOOKS_A_YIELD 4
+/* Without a link, a spin looks at its orders so often: a poll is a system call in which
+ * no round is seen. */
+#define ORDERS_NS 10000u
 
 /* What there is to do, after a poll of link and control that gave this. */
 static int wake_of(struct pp3_ring *r, const struct pollfd *fds, int polled)
@@ -103,6 +103,15 @@ static int wake_of(struct pp3_ring *r, const struct pollfd *fds, int polled)
     return wake;
 }
 
+/* A spin that sees the ring and nothing else. */
+static int look_for_work(struct pp3_ring *r, uint64_t until, uint64_t *yielded)
+{
+    for (uint64_t now; (now = pp3_now()) < until; pp3_spin_on(yielded, now))
+        if (pp3_work_pending(r))
+            return PP3_WAKE_WORK;
+    return 0;
+}
+
 int pp3_proxy_sleep(struct pp3_ring *r, int link_fd, int control_fd, int64_t spin_ns,
                     int64_t sleep_ns)
 {
@@ -111,14 +120,15 @@ int pp3_proxy_sleep(struct pp3_ring *r, int link_fd, int control_fd, int64_t spi
         {.fd = control_fd, .events = POLLIN},
         {.fd = r ? pp3_bell_fd(r) : -1, .events = POLLIN},
     };
-    uint64_t spun = pp3_now() + (uint64_t)spin_ns;
+    uint64_t now = pp3_now(), spun = now + (uint64_t)spin_ns, yielded = now;
     int wake;
-    for (uint32_t looks = 1;; looks++) {
+    for (;;) {
         wake = wake_of(r, fds, pp3_poll(fds, 2, 0));
-        if (wake != 0 || pp3_now() >= spun)
+        if (wake == 0 && spin_ns > 0 && r && link_fd < 0)
+            wake = look_for_work(r, pp3_least(spun, pp3_now() + ORDERS_NS), &yielded);
+        if (wake != 0 || (now = pp3_now()) >= spun)
             break;
-        if (looks % LOOKS_A_YIELD == 0)
-            PP3_YIELD();
+        pp3_spin_on(&yielded, now);
     }
     if (wake != 0 || sleep_ns <= 0)
         return wake;

@@ -21,10 +21,6 @@ enum {
     GO_ON = PP3_PUMP_GO_ON,
 };
 
-/* A spin gives way to others so often: the worker, or the engine, may have been woken on
- * this very core, and would else run only when the spin is over. */
-#define YIELD_NS 2000u
-
 struct pp3_pump *pp3_pump_new(struct pp3_hand *hand, const struct pp3_tally *tally)
 {
     struct pp3_pump *p = calloc(1, sizeof *p);
@@ -476,10 +472,12 @@ int pp3_pump(struct pp3_pump *p, int control_fd, uint64_t slice_ns)
         p->moved = 0;
         why = turn(p);
         uint64_t now = pp3_now();
-        if (p->moved)
+        if (p->moved) {
             wait_anew(p, now);
-        else
+            yielded = now; /* whoever is to end that wait begins now */
+        } else {
             p->idle = 1;
+        }
         if (why != GO_ON || (why = overdue(p, now)) != GO_ON)
             break;
         if (slice_ns != 0 && now - begun >= slice_ns) {
@@ -488,12 +486,7 @@ int pp3_pump(struct pp3_pump *p, int control_fd, uint64_t slice_ns)
         }
         int spinning = p->moved || now - p->since_ns < p->spin_ns;
         if (spinning && now - looked < PP3_SLICE_NS) {
-            if (now - yielded >= YIELD_NS && !p->moved) {
-                PP3_YIELD();
-                yielded = now;
-            } else {
-                PP3_PAUSE();
-            }
+            pp3_spin_on(&yielded, now);
             continue;
         }
         looked = now;

@@ -114,4 +114,20 @@ static inline uint64_t pp3_tick(void)
 #ifndef PP3_YIELD /* a checker's actors run when they like */
 #define PP3_YIELD() ((void)0)
 #endif
+
+/* A spin lets others run so often: whoever is to end it may have been woken on this very
+ * core. Not more often: a yield is a system call, half a microsecond and more in which
+ * nothing is seen. */
+#define PP3_YIELD_NS UINT64_C(4000)
+
+/* Between two looks of a spin that last let others run (or began) at *yielded. */
+static inline void pp3_spin_on(uint64_t *yielded, uint64_t now)
+{
+    if (now - *yielded < PP3_YIELD_NS) {
+        PP3_PAUSE();
+        return;
+    }
+    PP3_YIELD();
+    *yielded = now;
+}
 #endif

@@ -40,8 +40,10 @@ static inline int pp3_spin(struct pp3_ring *r, uint64_t t, uint64_t until,
                            uint64_t *word)
 {
     struct pp3_entry *n = pp3_entry_of(r, t);
+    uint64_t yielded = 0;
 
     for (;;) {
+        uint64_t now;
         for (int i = 0; i < 16; i++) {
             int look;
             *word = PP3_LOAD(&n->state, acquire /* E2, E6 */);
@@ -51,11 +53,10 @@ static inline int pp3_spin(struct pp3_ring *r, uint64_t t, uint64_t until,
                 return 0;
             PP3_PAUSE();
         }
-        if (PP3_NOW() >= until)
+        if ((now = PP3_NOW()) >= until)
             return 0;
-        /* Whoever is to resolve it may have been woken on this very core, and would
-         * else run only when the spin is over. */
-        PP3_YIELD();
+        yielded = yielded ? yielded : now;
+        pp3_spin_on(&yielded, now);
     }
 }
 

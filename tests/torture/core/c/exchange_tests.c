@@ -158,6 +158,11 @@ static void ask_one(void *argument)
     EQUAL(ask(argument, FAR), 1);
 }
 
+static void ask_one_more(void *argument)
+{
+    EQUAL(ask(argument, FAR), 2);
+}
+
 static void a_bell_ends_the_sleep_and_a_round_before_it_is_seen(void)
 {
     struct world w;
@@ -168,6 +173,10 @@ static void a_bell_ends_the_sleep_and_a_round_before_it_is_seen(void)
     EQUAL(pp3_proxy_sleep(proxy, -1, -1, 0, INT64_C(60000000000)), 0);
     at_clock(2, ask_one, w.engine); /* after the last look of the spin */
     EQUAL(pp3_proxy_sleep(proxy, -1, -1, 0, INT64_C(60000000000)), PP3_WAKE_WORK);
+    CHECK(take_one(proxy));
+    EQUAL(pp3_proxy_sleep(proxy, -1, -1, 100000, 0), 0);
+    at_clock(4, ask_one_more, w.engine); /* between two polls of a spin */
+    EQUAL(pp3_proxy_sleep(proxy, -1, -1, INT64_C(60000000000), 0), PP3_WAKE_WORK);
     world_close(&w);
 }
 
