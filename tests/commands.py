@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -29,6 +30,12 @@ class Blocker:
 
 sys.meta_path.insert(0, Blocker())
 """
+
+
+def heed_signals() -> None:
+    """As a terminal starts a command, whoever runs the tests: `nohup` ignores some."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
 
 
 def names() -> set[str]:
@@ -67,6 +74,12 @@ class Command:
         prepare=None,
     ) -> None:
         self.mark = uuid.uuid4().hex
+
+        def begin() -> None:
+            heed_signals()
+            if prepare is not None:
+                prepare()
+
         self._names = names()
         self.process = subprocess.Popen(
             [*program, *words],
@@ -79,7 +92,7 @@ class Command:
             encoding="utf-8",
             errors="surrogateescape",
             start_new_session=True,  # a group of its own: signals reach no other
-            preexec_fn=prepare,  # noqa: PLW1509
+            preexec_fn=begin,  # noqa: PLW1509
         )
 
     def finish(self) -> Done:

@@ -3,6 +3,7 @@
 import ast
 import contextlib
 import errno
+import gc
 import os
 import resource
 import signal
@@ -153,3 +154,26 @@ def test_a_door_of_any_number_sees_a_death_and_lets_the_next_one_in(eventually):
             engine.wait_connected(30)
             with engine.reply(engine.step([Row(0)], timeout_s=10)) as reply:
                 assert Status.OK == reply.status[0]
+
+
+@pytest.mark.parametrize("way", ["thread", "process", "region"])
+def test_a_closed_engine_that_is_kept_holds_no_descriptor(way, eventually):
+    """They come back when it is closed, not when it is collected."""
+    profile = Profile.sampled(vocab=64, depth=5, max_slots=2, max_positions=512)
+
+    def closed():
+        with connected(way, profile) as engine:
+            engine.reset(0, [5])
+            with engine.reply(engine.step([Row(0)], timeout_s=10)) as reply:
+                assert Status.OK == reply.status[0]
+        return engine
+
+    def held():
+        return len(list(Path("/proc/self/fd").iterdir()))
+
+    closed()  # what is opened once
+    gc.collect()
+    before = held()
+    kept = [closed() for _ in range(3)]
+    eventually(lambda: held() <= before, "the descriptors")
+    assert 3 == len(kept)

@@ -28,7 +28,7 @@ LIMIT = 160 << 20  # enough for an interpreter
 
 def _python(code: str, *words: str, before: tuple[str, ...] = ()) -> str:
     done = subprocess.run(
-        [*before, sys.executable, "-c", code, *words],
+        [*before, sys.executable, "-W", "error", "-c", code, *words],
         capture_output=True,
         text=True,
         check=False,

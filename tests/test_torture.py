@@ -8,6 +8,8 @@ import pytest
 from torture.figure import FORMS, Figure, digest, figures, together
 from torture.parallel import Ahead, Cores
 
+# They run beside each other: one waits for what comes before it, on a busy machine long.
+pytestmark = pytest.mark.timeout(900)
 FIGURES = figures()
 PLANTED = [(figure, fault) for figure in FIGURES for fault in figure.planted]
 

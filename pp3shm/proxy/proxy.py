@@ -95,13 +95,15 @@ class ThreadProxy:
             self._starts += 1
             self._owner = end.owner
             try:
-                self._loop = ProxyLoop(end, self._plan)
+                loop = self._loop = ProxyLoop(end, self._plan)
                 if self._closing.is_set():
-                    self._loop.stop()
-                self._loop.run()
+                    loop.stop()
+                loop.run()
             finally:
-                # This thread is the owner, and from here on it touches nothing.
+                # This thread is the owner, and from here on it touches nothing. What
+                # is not kept gives its descriptor back now, and not with the engine.
                 self._owner = 0
+                self._loop = None
                 self._ring.owner_dead(end.owner)
 
     @property
@@ -132,8 +134,9 @@ class ThreadProxy:
     def close(self) -> None:
         """End loop, thread and watchdog. Safe to call twice."""
         self._closing.set()
-        if self._loop is not None:
-            self._loop.stop()
+        loop = self._loop
+        if loop is not None:
+            loop.stop()
         if self._thread is not threading.current_thread():
             self._thread.join(JOIN_TIMEOUT_S)
         if self._thread.is_alive():

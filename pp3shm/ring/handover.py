@@ -235,25 +235,36 @@ class Doorman:
         self._changed = threading.Condition()
         self._guests = threading.BoundedSemaphore(_MOST_GUESTS)
         self._doorstep: Doorstep | None = None
+        self._process = os.getpid()
+        with contextlib.ExitStack() as undo:
+            self._open(kind, undo)
+            if engine.region.shape.ranks == 1:
+                engine.region.unlink()  # nobody else is to attach
+            self._thread = threading.Thread(
+                target=self._serve, name="pp3shm-doorman", daemon=True
+            )
+            undo.callback(_DOORS.discard, self)
+            _DOORS.add(self)
+            self._thread.start()
+            undo.pop_all()
+
+    def _open(self, kind: str, undo: contextlib.ExitStack) -> None:
+        """The door and what ends its thread; ``undo`` gives back what there is."""
         if kind == "path":
             self._doorstep = Doorstep()
+            undo.callback(self._doorstep.close)
             self.address = str(self._doorstep.socket)
         elif kind == "abstract":
             self.address = f"@pp3shm-{os.urandom(16).hex()}"
         else:
             raise RegionError("doorman", "abstract or path", kind)
-        self._door = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        door = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._door = undo.enter_context(door)
         self._door.bind(_bytes_of(self.address))
         self._door.listen()
-        self._process = os.getpid()
-        _DOORS.add(self)
-        if engine.region.shape.ranks == 1:
-            engine.region.unlink()  # nobody else is to attach
         self._closer, self._closed = socket.socketpair()
-        self._thread = threading.Thread(
-            target=self._serve, name="pp3shm-doorman", daemon=True
-        )
-        self._thread.start()
+        undo.callback(self._closer.close)
+        undo.callback(self._closed.close)
 
     def _serve(self) -> None:
         poll = select.poll()
