@@ -8,7 +8,7 @@ import pytest
 from torture.figure import FORMS, Figure, digest, figures, together
 from torture.parallel import Ahead, Cores
 
-# They run beside each other: one waits for what comes before it, on a busy machine long.
+# They run beside each other: on a busy machine one waits long for what comes before it.
 pytestmark = pytest.mark.timeout(900)
 FIGURES = figures()
 PLANTED = [(figure, fault) for figure in FIGURES for fault in figure.planted]
