@@ -1,12 +1,14 @@
-"""What does Python add to the three calls of a step?
+"""What do the three calls of a round cost from Python?
 
     engine.step(rows) --> C: pp3_ask_step      engine.reply(ticket) --> C: pp3_hear
     leaving the reply --> C: pp3_let_go        engine.release(ticket) --> the same
 
-Each is timed with its C call alone beside it, called from Python too, so that what is
-left is Python's own: frames, checks, the ``Reply``. Rounds are failed by a proxy
-process without a worker: nothing is waited for in what is timed. Of many short batches
-the least counts: on a busy machine that is what the code costs.
+Each is timed as a user makes it, beside its C function called by cffi, as any other
+function of the core is: arguments in a tuple, the interpreter's lock let go and taken
+again. What Python adds to the C function is at most what the call takes as a whole.
+Rounds are failed by a proxy process without a worker: nothing is waited for in what is
+timed. Of many short batches the least counts: on a busy machine that is what the code
+costs.
 
     python benchmarks/bench_calls.py [--batches N]
 """
@@ -95,10 +97,9 @@ def main() -> None:
     ) as engine:
         found = measure(engine, batches)
     print(f"pp3shm {pp3shm.__version__}; nanoseconds, least of {batches} batches")
-    print(f"{'call':16} {'all':>6} {'C call':>7} {'Python':>7}")
-    for name, (whole, c_call) in found.items():
-        own = whole - empty, c_call - empty, whole - c_call
-        print(f"{name:16} {own[0]:6.0f} {own[1]:7.0f} {own[2]:7.0f}")
+    print(f"{'call':16} {'ours':>6} {'cffi':>6}")
+    for name, (whole, by_cffi) in found.items():
+        print(f"{name:16} {whole - empty:6.0f} {by_cffi - empty:6.0f}")
 
 
 if __name__ == "__main__":

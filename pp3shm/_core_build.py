@@ -43,6 +43,9 @@ PARTS = (
     "bench/fixed",
 )
 
+CALLS = [f"pp3shm/rounds/{name}.c" for name in ("asker", "heard", "hearer", "calls")]
+"""A module of its own in the same library: ``pp3shm._calls``."""
+
 CFLAGS = [
     "-std=c11",
     "-O3",
@@ -59,7 +62,7 @@ for _part in PARTS:
 ffi.set_source(
     "pp3shm._core",
     "\n".join(f'#include "{_part}.h"' for _part in PARTS),
-    sources=[f"pp3shm/{_part}.c" for _part in PARTS],
+    sources=[*(f"pp3shm/{_part}.c" for _part in PARTS), *CALLS],
     include_dirs=["pp3shm"],
     depends=[
         str(path.relative_to(ROOT.parent))

@@ -10,7 +10,14 @@ from types import TracebackType
 from typing import Literal, Self
 
 from pp3shm._core import lib
-from pp3shm.errors import ConfigError, LinkError, ProfileError, RegionError
+from pp3shm.calls import Asker
+from pp3shm.errors import (
+    ConfigError,
+    LinkError,
+    ProfileError,
+    RegionError,
+    RingError,
+)
 from pp3shm.layout.profile import Profile
 from pp3shm.layout.tables import Status
 from pp3shm.parts import Choices, Parts
@@ -26,10 +33,13 @@ from pp3shm.slots import Row, SlotTable
 from pp3shm.stats import Histograms, Stats
 from pp3shm.tracing import read_rounds, write_trace
 
-_ask_step = lib.pp3_ask_step  # looked up once: it is called each step
-
 REPLACE_S = 0.1
 """How long a claim waits for the death of a proxy that held every page."""
+
+
+def _close(asker: Asker, parts: Parts) -> None:
+    asker.close()
+    parts.close()
 
 
 class Engine:
@@ -55,10 +65,11 @@ class Engine:
         self._board = Board(parts.ring)
         self._slots = SlotTable(profile, parts.ring, self.layout)
         self._reader.knows(self._slots.c)
-        self._read = self._reader.read  # bound once
+        self._ask = self._slots.asker.step  # both bound once
+        self._read = self._reader.read
         self._histograms = Histograms(parts.ring)
         # An engine that is dropped, or still open when the interpreter ends, is closed.
-        self._finalizer = weakref.finalize(self, parts.close)
+        self._finalizer = weakref.finalize(self, _close, self._slots.asker, parts)
 
     # -- life ----------------------------------------------------------------------
 
@@ -254,7 +265,7 @@ class Engine:
         asked = tuple(rows)
         if asked != self._slots.rows:  # by identity first: the same rows cost nothing
             self._slots.ask_for(asked)
-        ticket: int = _ask_step(self._slots.c, self._ring.handle, timeout_s)
+        ticket = self._ask(timeout_s)
         return ticket if ticket > 0 else self._ask_again(ticket, timeout_s)
 
     def _ask_again(self, code: int, timeout_s: float) -> int:
@@ -263,6 +274,8 @@ class Engine:
         A stopped process can hold its pages for ever, a dead one cannot: its pages
         come back as soon as its death is known. See ``Exhausted``.
         """
+        if code == -errno.EBADF:
+            raise RingError("ring", "an open end", "a closed one")
         if code == -errno.EDOM:
             raise ConfigError("timeout_s", "0 or more seconds", timeout_s)
         if code == -errno.ENOENT:
@@ -271,7 +284,7 @@ class Engine:
         if code == -errno.ENOBUFS and self._proxy.replace():
             while code == -errno.ENOBUFS and time.monotonic() < limit:
                 time.sleep(0.001)
-                code = _ask_step(self._slots.c, self._ring.handle, timeout_s)
+                code = self._ask(timeout_s)
         if code < 0:
             self._ring.refuse(code)
         return code

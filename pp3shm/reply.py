@@ -2,18 +2,17 @@
 
 import contextlib
 import errno
-import sys
 from collections.abc import Callable
-from types import TracebackType
-from typing import Any, NamedTuple, NoReturn, Protocol, Self
+from typing import Any, NamedTuple, NoReturn, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pp3shm._core import ffi, lib
+from pp3shm.calls import Heard, Hearer, address
 from pp3shm.errors import ConfigError, RegionError, RingError, Stale
 from pp3shm.layout.profile import Profile
-from pp3shm.layout.reply import ReplyLayout, ReplyViews
+from pp3shm.layout.reply import ReplyLayout
 from pp3shm.layout.tables import Status
 from pp3shm.ring.clock import Clock
 from pp3shm.ring.end import expect_ticket
@@ -22,26 +21,6 @@ from pp3shm.ring.waiting import Waiting
 from pp3shm.slots import slots_of
 
 NEVER_NS = 2**64 - 1
-_STATUS_AT: int = ffi.offsetof("struct pp3_heard", "status")
-_HEARD = ffi.typeof("struct pp3_heard *")
-_AGAIN = -errno.EAGAIN
-# Looked up once: they are called each step.
-_new, _hear, _let_go = ffi.new, lib.pp3_hear, lib.pp3_let_go
-_blank: Callable[[type["Reply"]], "Reply"] = object.__new__
-_references = sys.getrefcount
-
-
-def _unshared() -> int:
-    """References to a struct that a list and a local name refer to, and nobody else.
-
-    Counted as ``ReplyReader.read`` counts: interpreters differ in what a call adds.
-    """
-    held = [object()]
-    one = held[0]
-    return _references(one)
-
-
-_UNSHARED = _unshared()
 
 
 class Trace(NamedTuple):
@@ -53,7 +32,7 @@ class Trace(NamedTuple):
     checked_ns: int
 
 
-class Reply:
+class Reply(Heard):
     """Zero-copy views of a resolved round; leaving the context releases its page.
 
     After the release the views show whatever stands in the page next, so nothing of
@@ -76,24 +55,17 @@ class Reply:
         place: index of its buffer among ``Engine.buffers`` or ``Rank.buffers``.
     """
 
-    __slots__ = ("_heard", "_release", "_status", "_views", "round")
-
-    # Set by ``ReplyReader.read``, without an __init__: a call of one takes as long as
-    # all the rest of it.
-    _heard: Any
-    _views: ReplyViews
-    _release: Callable[[int], None]
-    _status: NDArray[np.int32] | None
-    round: int
+    __slots__ = ()
 
     @property
     def status(self) -> NDArray[np.int32]:
         """(max_slots,) int32, a ``Status`` per slot, a copy of the page's."""
-        if self._status is None:
-            own = ffi.buffer(self._heard)  # keeps what it shows
+        status: NDArray[np.int32] | None = self._status
+        if status is None:
             slots = len(self._views.status)
-            self._status = np.frombuffer(own, np.int32, slots, _STATUS_AT)
-        return self._status
+            status = np.frombuffer(self._statuses, np.int32, slots)
+            self._status = status
+        return status
 
     @property
     def tokens(self) -> NDArray[np.int32]:
@@ -123,40 +95,21 @@ class Reply:
     @property
     def stale(self) -> tuple[int, ...]:
         """Slots that were closed or opened anew since the round was asked."""
-        return tuple(slots_of(self._heard.stale))
+        return tuple(slots_of(self._stale))
 
     @property
     def failed(self) -> Status | None:
         """The status the round as a whole failed with; None: it was published."""
-        failed = self._heard.failed
+        failed = self._failed
         return Status(failed) if failed else None
 
     @property
     def trace(self) -> Trace | None:
         """When the round passed the proxy; None where no reply was accepted."""
-        trace = self._heard.trace
-        if not trace.checked:  # published as failed, or not at all
+        stamps = self._trace
+        if not stamps[-1]:  # not checked: published as failed, or not at all
             return None
-        stamps = trace.taken, trace.sent, trace.received, trace.checked
         return Trace(*map(Clock().ns_of, stamps))
-
-    @property
-    def place(self) -> int:
-        """Index of its buffer among ``Engine.buffers`` or ``Rank.buffers``."""
-        return int(self._heard.place)
-
-    def __enter__(self) -> Self:
-        """The reply itself."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Release the page."""
-        self._release(self.round)
 
 
 class Adopted(Protocol):
@@ -181,6 +134,10 @@ class ReplyReader:
         layout: of every buffer.
         buffers: read-only; every page, then every failed buffer.
         adopted: what lives on the buffers and is closed before them.
+        read: waits for a round, see ``Engine.reply``: its ticket; when the caller's own
+            patience ends (see ``after``, else NEVER_NS); slots that the caller was told
+            are stale, a bit each (else 0).
+        release: lets a round go, see ``Engine.release``; again changes nothing.
     """
 
     def __init__(self, profile: Profile, end: Reader, waiting: Waiting) -> None:
@@ -188,16 +145,15 @@ class ReplyReader:
         self.buffers = [*end.pages, *end.failed]
         self.adopted: list[Adopted] = []
         self._end = end
-        self._ring: Any = end.handle  # None: closed
-        self._views = [self.layout.views(buffer) for buffer in self.buffers]
+        views = tuple(self.layout.views(buffer) for buffer in self.buffers)
         recorder = lib.pp3_recorder_new(end.handle, end.rank)
         if recorder == ffi.NULL:
             raise RingError("recorder", "memory for one", "none")
-        self._recorder = ffi.gc(recorder, lib.pp3_recorder_free)
+        recorder = ffi.gc(recorder, lib.pp3_recorder_free)
         self._c = ffi.new(
             "struct pp3_hear *",
             {
-                "recorder": self._recorder,
+                "recorder": recorder,
                 "released": end.released,
                 "rank": end.rank,
                 "slots": profile.max_slots,
@@ -205,8 +161,12 @@ class ReplyReader:
             },
         )
         waiting.tell(ffi.addressof(self._c, "waiter"))
-        self._release = self.release  # bound once
-        self._heard = [_new(_HEARD) for _ in range(8)]
+        keep = self._c, recorder, end.released, end.handle
+        self._hearer = Hearer(
+            address(self._c), address(end.handle), keep, views, self._refuse, Reply
+        )
+        self.read: Callable[..., Reply] = self._hearer.read
+        self.release: Callable[[int], None] = self._hearer.release
 
     def knows(self, asking: Any) -> None:
         """The engine's own rank can tell by itself what is stale.
@@ -217,62 +177,18 @@ class ReplyReader:
         self._asking = asking
         self._c.ask = asking
 
-    def read(self, ticket: int, limit_ns: int = NEVER_NS, stale: int = 0) -> Reply:
-        """Wait for a round; see ``Engine.reply``.
-
-        Args:
-            ticket: of the round.
-            limit_ns: when the caller's own patience ends; see ``after``.
-            stale: slots that the caller was told of, a bit each.
-        """
-        try:
-            heard = self._heard[ticket & 7]
-            if _references(heard) > _UNSHARED:  # an older reply, or its status, is kept
-                heard = self._heard[ticket & 7] = _new(_HEARD)
-            place = _hear(self._c, self._ring, ticket, limit_ns, stale, heard)
-            while place == _AGAIN:  # it comes back now and then, for signals
-                place = _hear(self._c, self._ring, ticket, limit_ns, stale, heard)
-        except (OverflowError, TypeError):
-            self._expect(ticket)
-            raise
-        if place < 0:
-            self._refused(place, ticket, heard)
-        reply = _blank(Reply)
-        reply.round = ticket
-        reply._heard = heard  # noqa: SLF001 - this is its __init__
-        reply._views = self._views[place]  # noqa: SLF001
-        reply._release = self._release  # noqa: SLF001
-        reply._status = None  # noqa: SLF001
-        return reply
-
-    def _expect(self, ticket: int) -> None:
-        """Refuse what C has no words for: a closed end, and no number of a round."""
-        if self._ring is None:
+    def _refuse(self, code: int, ticket: int, found: int) -> NoReturn:
+        """Raises what a return code of ``read`` or ``release`` means."""
+        if code == -errno.EBADF:
             raise RingError("ring", "an open end", "a closed one")
         expect_ticket(ticket)
-
-    def _refused(self, code: int, ticket: int, heard: Any) -> NoReturn:
-        self._expect(ticket)
+        if code == -errno.EDOM:
+            raise TypeError(f"ticket: expected an integer, found {ticket!r}")
         if code == -errno.EBADE:
-            raise RegionError("page round", ticket, int(heard.round))
+            raise RegionError("page round", ticket, found)
         if code == -errno.EALREADY:
             raise Stale(f"round {ticket}", "not yet released", "released by this rank")
         self._end.refuse(code, ticket)
-
-    def release(self, ticket: int) -> None:
-        """Let a round go; again changes nothing.
-
-        Raises:
-            Stale: the entry holds another round.
-        """
-        try:
-            code = _let_go(self._c, self._ring, ticket)
-        except (OverflowError, TypeError):
-            self._expect(ticket)
-            raise
-        if code < 0:
-            self._expect(ticket)
-            self._end.refuse(code, ticket)
 
     def adopted_stats(self) -> dict[str, int]:
         """Counters of all that lives on the buffers."""
@@ -280,9 +196,8 @@ class ReplyReader:
 
     def close(self) -> None:
         """Let go of every view, and of what lives on the buffers before."""
-        self._ring = None
         with contextlib.ExitStack() as last_to_first:
-            last_to_first.callback(self._views.clear)
+            last_to_first.callback(self._hearer.close)
             last_to_first.callback(self.buffers.clear)
             while self.adopted:
                 last_to_first.callback(self.adopted.pop().close)

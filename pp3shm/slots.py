@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pp3shm._core import ffi, lib
+from pp3shm.calls import Asker, address
 from pp3shm.errors import Busy, ConfigError, RingError
 from pp3shm.layout.core import c_layout
 from pp3shm.layout.digest import PrefixDigest, token_bytes
@@ -43,7 +44,8 @@ class SlotTable:
 
     Attributes:
         c: ``struct pp3_ask *``, for calls of the C core.
-        rows: those that ``lib.pp3_ask_step`` asks for; None: none yet, or none that
+        asker: asks for ``rows``, once a step; to be closed before the ring.
+        rows: those that ``asker`` asks for; None: none yet, or none that
             could be compared with others.
     """
 
@@ -58,6 +60,7 @@ class SlotTable:
         if asking == ffi.NULL:
             raise RingError("slots", "memory for their table", "none")
         self.c = ffi.gc(asking, lib.pp3_ask_free)
+        self.asker = Asker(address(asking), address(ring.handle), (self.c, ring.handle))
 
     # -- slots ---------------------------------------------------------------------
 

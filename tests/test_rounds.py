@@ -1,11 +1,23 @@
 """One call a step: what is asked is the slots as they stand, and nobody else's rows."""
 
+import gc
+import sys
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from scripted_worker import ScriptedWorker
 
-from pp3shm import Engine, Profile, Row, Status
-from pp3shm.errors import Busy, ConfigError, FrameError, RingError
+from pp3shm import Engine, Profile, Reply, Row, Status
+from pp3shm.calls import Asker, Heard, Hearer, address
+from pp3shm.errors import (
+    Busy,
+    ConfigError,
+    FrameError,
+    Pp3Error,
+    RingError,
+    Stale,
+)
 from pp3shm.layout.digest import PrefixDigest
 
 
@@ -191,14 +203,101 @@ def test_replies_that_are_kept_stay_as_they_were_whatever_comes_after(engine, wo
         assert [Status.OK, Status.ABSENT][:: 1 - 2 * (number % 2)] == status.tolist()
 
 
-def test_one_reply_after_another_takes_no_new_memory(engine, worker):
-    reader = engine._reader
-    for number in range(100):
-        with engine.reply(engine.step([row(worker, 0)], timeout_s=10)):
-            pass
-        if number == 20:
-            before = [id(heard) for heard in reader._heard]
-    assert before == [id(heard) for heard in reader._heard]
+def test_one_reply_after_another_leaves_nothing_behind(engine, worker):
+    """Counted: references to all that a call takes one of."""
+    reader, refused = engine._reader, []
+    rows = [row(worker, 0)]
+
+    def rounds():
+        for number in range(50):
+            ticket = engine.step(rows, timeout_s=10)
+            for call in (
+                lambda: engine.reply("one"),
+                lambda: engine.reply(0),
+                lambda: engine.reply(2**64),
+                lambda: engine.reply(2**40 - 1),
+                lambda: engine.release(2**40 - 1),
+                lambda: engine.step(rows, timeout_s="long"),
+                lambda: engine.step(rows, timeout_s=-1),
+            ):
+                with pytest.raises((Pp3Error, TypeError)) as found:
+                    call()
+                refused.append(str(found.value))
+            with engine.reply(ticket) as reply:
+                assert ticket == reply.round
+                assert Status.OK == reply.status[0]
+            if number % 5 == 0:
+                with pytest.raises(Stale):
+                    engine.reply(ticket)
+
+    def counts():
+        gc.collect()
+        parts = reader._hearer, Reply, engine._slots.asker, reader._c, None
+        return [sys.getrefcount(part) for part in parts[:-1]]
+
+    rounds()
+    before = counts()
+    rounds()
+    assert before == counts()
+    assert 2 * 50 * 7 == len(refused)
+    assert not any(isinstance(one, Reply) for one in gc.get_objects())
+
+
+def test_a_kept_reply_keeps_what_it_shows(worker):
+    """Its engine may be closed and dropped: the views are of memory that is there."""
+    engine = Engine.create(worker.profile, worker=worker.address, proxy="thread")
+    engine.reset(0, [1])
+    reply = engine.reply(engine.step([row(worker, 0)], timeout_s=10))
+    tokens = reply.tokens.tolist()
+    engine.close()
+    del engine
+    gc.collect()
+    assert tokens == reply.tokens.tolist()
+    assert [Status.OK, Status.ABSENT] == reply.status.tolist()
+    with pytest.raises(RingError, match="closed"):
+        reply.__exit__(None, None, None)
+
+
+def test_no_reply_is_made_by_hand():
+    for kind in (Reply, Heard):
+        with pytest.raises(TypeError):
+            kind()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda of: Asker(0, of.ring, None),
+        lambda of: Asker(of.ask, 0, None),
+        lambda of: Asker("x", of.ring, None),
+        Asker,
+        lambda of: Hearer(of.hear, of.ring, None, [], print, Reply),
+        lambda of: Hearer(of.hear, of.ring, None, (), print, int),
+        lambda of: Hearer(of.hear, of.ring, None, (), print, 5),
+        lambda of: Hearer(of.hear, 0, None, (), print, Reply),
+        lambda of: Hearer(of.hear, of.ring, None, (), print, Reply).read(),
+        lambda of: Hearer(of.hear, of.ring, None, (), print, Reply).read(1, 2, 3, 4),
+        lambda of: Hearer(of.hear, of.ring, None, (), print, Reply).read(1, -1),
+        lambda of: Hearer(of.hear, of.ring, None, (), print, Reply).read(1, 0, "x"),
+        # whoever is to raise and does not
+        lambda of: Hearer(of.hear, of.ring, None, (), int, Reply).read(99, 0),
+        lambda of: Hearer(of.hear, of.ring, None, (), str, Reply).read(99, 0),
+    ],
+)
+def test_the_calls_refuse_what_they_are_not_made_for(engine, wrong):
+    of = SimpleNamespace(
+        ask=address(engine._slots.c),
+        hear=address(engine._reader._c),
+        ring=address(engine._ring.handle),
+    )
+    with pytest.raises((TypeError, ValueError, OverflowError, SystemError)):
+        wrong(of)
+
+
+def test_numbers_of_other_types_are_tickets_too(engine, worker):
+    ticket = engine.step([row(worker, 0)], timeout_s=np.float32(10))
+    with engine.reply(np.int64(ticket)) as reply:
+        assert ticket == reply.round
 
 
 def test_a_closed_engine_says_so(worker):

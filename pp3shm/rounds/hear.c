@@ -12,21 +12,40 @@
 #define RECORDS(h) ((h)->recorder != NULL)
 #endif
 
-static int wait(struct pp3_hear *h, struct pp3_ring *r, uint64_t ticket,
-                uint64_t limit_ns, uint64_t *word)
+/* How much of the spin is left: a wait begins with all that the policy says, and goes on
+ * through what comes back to the caller. */
+static uint64_t spin_left(struct pp3_hear *h, uint64_t ticket, uint64_t now)
 {
-    uint64_t now = pp3_now(), spun, spin;
-    int error, last;
-
     if (h->waiting != ticket) {
         h->waiting = ticket;
         h->begun_ns = now;
         h->spin_ns = pp3_waiter_begin(&h->waiter);
     }
+    return h->spin_ns - pp3_least(now - h->begun_ns, h->spin_ns);
+}
+
+int pp3_hear_soon(struct pp3_hear *h, struct pp3_ring *r, uint64_t ticket,
+                  uint64_t limit_ns, uint64_t most_ns)
+{
+    uint64_t word, now, left;
+
+    if (ticket == 0 || !PP3_HERE(r) || ticket <= h->released[ticket % r->rounds] ||
+        pp3_spin(r, ticket, 0, &word) != 0)
+        return 1;
+    now = pp3_now();
+    left = pp3_least(spin_left(h, ticket, now), most_ns);
+    if (left == 0 || limit_ns <= now)
+        return 0;
+    return pp3_spin(r, ticket, pp3_least(now + left, limit_ns), &word) != 0;
+}
+
+static int wait(struct pp3_hear *h, struct pp3_ring *r, uint64_t ticket,
+                uint64_t limit_ns, uint64_t *word)
+{
+    uint64_t now = pp3_now(), spin = spin_left(h, ticket, now);
+    int error, last = limit_ns <= now + SIGNAL_NS;
+
     /* The limit of a call ends its spin too; the next one spins what is left of it. */
-    spun = now - h->begun_ns;
-    spin = h->spin_ns - pp3_least(spun, h->spin_ns);
-    last = limit_ns <= now + SIGNAL_NS;
     error = pp3_wait(r, ticket, last ? limit_ns : now + SIGNAL_NS, spin, word);
     if (error == -ETIMEDOUT && !last)
         return -EAGAIN;

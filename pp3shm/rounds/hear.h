@@ -38,6 +38,11 @@ struct pp3_heard {
 int pp3_hear(struct pp3_hear *h, struct pp3_ring *r, uint64_t ticket,
              uint64_t limit_ns, uint32_t stale, struct pp3_heard *heard);
 
+/* Spins as the policy says, but no longer than most_ns, and sleeps never: for who holds
+ * meanwhile what others want. True: pp3_hear will not wait. */
+int pp3_hear_soon(struct pp3_hear *h, struct pp3_ring *r, uint64_t ticket,
+                  uint64_t limit_ns, uint64_t most_ns);
+
 /* Nothing of the round is used after this. 0, or as pp3_release. */
 int pp3_let_go(const struct pp3_hear *h, struct pp3_ring *r, uint64_t ticket);
 

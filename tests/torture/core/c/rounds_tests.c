@@ -113,6 +113,39 @@ static void it_waits_as_it_is_told(void)
     }
 }
 
+static int soon(struct scene *s, uint64_t t, uint64_t limit)
+{
+    return pp3_hear_soon(&s->hear, s->w.engine, t, limit, 20000);
+}
+
+static void it_is_known_whether_a_call_would_wait(void)
+{
+    for (uint32_t how = PP3_WAIT_FUTEX; how <= PP3_WAIT_SPIN; how++) {
+        struct scene s;
+        scene_open(&s);
+        pp3_waiter_set(&s.hear.waiter, how, 1000000000);
+        uint64_t t = (uint64_t)pp3_ask_step(s.ask, s.w.engine, 60.0);
+        EQUAL(soon(&s, 0, UINT64_MAX), 1); /* it refuses at once */
+        EQUAL(soon(&s, t + 1, UINT64_MAX), 1);
+        EQUAL(soon(&s, t, 0), 0);
+        EQUAL(soon(&s, t, pp3_now() + 1000), 0);
+        EQUAL(soon(&s, t, UINT64_MAX), 0);
+        EQUAL(s.hear.waiting, t);
+        EQUAL(pp3_counter(s.w.engine, PP3_COUNT_SLEPT), 0);
+        EQUAL(publish(&s, t), t);
+        EQUAL(soon(&s, t, UINT64_MAX), 1);
+        CHECK(hear(&s, t, UINT64_MAX, 0) >= 0);
+        EQUAL(s.hear.waiting, 0);
+        EQUAL(pp3_let_go(&s.hear, s.w.engine, t), 0);
+        EQUAL(soon(&s, t, UINT64_MAX), 1);
+        pp3_forks++; /* a forked child, which has no region to look at */
+        EQUAL(soon(&s, t + 1, UINT64_MAX), 1);
+        EQUAL(hear(&s, t + 1, UINT64_MAX, 0), -EOWNERDEAD);
+        pp3_forks--;
+        scene_close(&s);
+    }
+}
+
 /* However long a spin may be, a call comes back within it, and the next one goes on
  * with it: nobody sleeps. */
 static void a_long_spin_lets_signals_in(void)
@@ -246,6 +279,7 @@ static void without_memory_nobody_asks(void)
 
 const struct test rounds_tests[] = {
     {"a rank waits as it is told", it_waits_as_it_is_told},
+    {"it is known whether a call would wait", it_is_known_whether_a_call_would_wait},
     {"a long spin lets signals in", a_long_spin_lets_signals_in},
     {"a round is asked, heard and let go", a_round_is_asked_heard_and_let_go},
     {"a failed round is heard of too, and patience ends",

@@ -1,0 +1,53 @@
+# The calls of a round, in C: rounds/calls.c.
+
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar
+
+from pp3shm.layout.reply import ReplyViews
+
+class Asker:
+    def __new__(cls, ask: int, ring: int, keep: object) -> Self: ...
+    def step(self, seconds: float, /) -> int: ...
+    def close(self) -> None: ...
+
+class Heard:
+    _status: Any
+    @property
+    def round(self) -> int: ...
+    @property
+    def place(self) -> int: ...
+    @property
+    def _failed(self) -> int: ...
+    @property
+    def _stale(self) -> int: ...
+    @property
+    def _statuses(self) -> bytearray: ...
+    @property
+    def _trace(self) -> tuple[int, int, int, int]: ...
+    @property
+    def _views(self) -> ReplyViews: ...
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+        /,
+    ) -> None: ...
+
+_R = TypeVar("_R", bound=Heard)
+
+class Hearer(Generic[_R]):
+    def __new__(
+        cls,
+        hear: int,
+        ring: int,
+        keep: object,
+        views: tuple[Any, ...],
+        refuse: Callable[[int, Any, int], object],
+        reply: type[_R],
+    ) -> Self: ...
+    def read(self, ticket: int, limit_ns: int = ..., stale: int = ..., /) -> _R: ...
+    def release(self, ticket: int, /) -> None: ...
+    def close(self) -> None: ...
