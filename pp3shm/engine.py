@@ -201,10 +201,7 @@ class Engine:
             ConfigError: a closed slot, or a token outside the vocabulary.
             RingError: the request would grow beyond max_positions.
         """
-        self._slots.expect_resolved(slot)
-        found = self._slots.tokens(tokens)
-        self._ring.slot_append(slot, found)
-        self._slots.committed(slot, found)
+        self._slots.append(slot, tokens)
 
     def close_slot(self, slot: int) -> None:
         """The request is over: its slot is no longer restated to workers."""

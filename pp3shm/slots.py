@@ -1,7 +1,9 @@
 """The engine's own table of its slots, as the C core keeps it, and their digests."""
 
+import errno
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -110,23 +112,34 @@ class SlotTable:
         """The request in the slot is over."""
         lib.pp3_ask_close(self.c, slot)
 
-    def expect_resolved(self, slot: int) -> None:
-        """Refuse while the slot stands in an open round.
+    def append(self, slot: int, tokens: Sequence[int]) -> None:
+        """Append tokens to the slot's prefix, here and in the region.
 
         Raises:
-            Busy: naming the round.
+            Busy: it stands in an open round, which is named.
+            ConfigError: no such slot, a closed one, or a token outside the vocabulary.
+            FrameError: tokens that are no 32-bit integers.
+            RingError: the request would grow beyond max_positions.
         """
-        self.expect(slot)
-        ticket = lib.pp3_ask_busy(self.c, self._ring.handle, slot)
-        if ticket:
-            raise Busy(f"slots[{slot}]", f"round {ticket} resolved", "it is open")
+        data = token_bytes(tokens)
+        try:
+            longer = self._digests[slot].longer(data)
+            code = self.asker.append(slot, data, longer.value)
+        except (IndexError, OverflowError, TypeError):
+            self.expect(slot)
+            raise
+        if code:
+            self._append_refused(code, slot, tokens)
+        self._digests[slot] = longer
 
-    def committed(self, slot: int, tokens: NDArray[np.int32]) -> None:
-        """Tokens were appended to the slot's prefix."""
-        digest = self._digests[slot]
-        digest.update(tokens)
-        words = ffi.from_buffer("int32_t[]", tokens)
-        lib.pp3_ask_commit(self.c, slot, words, len(words), digest.value)
+    def _append_refused(self, code: int, slot: int, tokens: Sequence[int]) -> NoReturn:
+        handle = self._ring.handle  # says so of a closed ring
+        self.expect(slot)
+        if code == -errno.EBUSY:
+            ticket = lib.pp3_ask_busy(self.c, handle, slot)
+            raise Busy(f"slots[{slot}]", f"round {ticket} resolved", "it is open")
+        found = self.tokens(tokens)  # names the one that is none
+        self._ring.slot_refused(code, slot, len(found))
 
     # -- rounds --------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from scripted_worker import ScriptedWorker
+from scripted_worker import ScriptedWorker, honest
 
 from pp3shm import Engine, Profile, Reply, Row, Status
 from pp3shm.calls import Asker, Heard, Hearer, address
@@ -271,6 +271,10 @@ def test_no_reply_is_made_by_hand():
         lambda of: Asker(of.ask, 0, None),
         lambda of: Asker("x", of.ring, None),
         Asker,
+        lambda of: Asker(of.ask, of.ring, None).append(0, b""),
+        lambda of: Asker(of.ask, of.ring, None).append(0, [1], 0),
+        lambda of: Asker(of.ask, of.ring, None).append(-1, b"", 0),
+        lambda of: Asker(of.ask, of.ring, None).append(0, b"", 2**64),
         lambda of: Hearer(of.hear, of.ring, None, [], print, Reply),
         lambda of: Hearer(of.hear, of.ring, None, (), print, int),
         lambda of: Hearer(of.hear, of.ring, None, (), print, 5),
@@ -294,6 +298,39 @@ def test_the_calls_refuse_what_they_are_not_made_for(engine, wrong):
         wrong(of)
 
 
+@pytest.mark.parametrize(
+    ("slot", "tokens", "error"),
+    [
+        (-1, [2], ConfigError),
+        (2, [2], ConfigError),
+        (2**40, [2], ConfigError),
+        (2**70, [2], ConfigError),
+        ("0", [2], TypeError),
+        (0.0, [2], TypeError),
+        (0, [64], ConfigError),
+        (0, [5, -1], ConfigError),
+        (0, [2**31], FrameError),
+        (0, ["x"], FrameError),
+        (0, np.array([1.5]), FrameError),
+        (0, [1] * 254, RingError),
+        (1, [2], Busy),
+    ],
+)
+def test_a_commit_that_is_refused_changes_nothing(engine, worker, slot, tokens, error):
+    """The worker holds what comes after against the digest of the prefix."""
+    worker.spoil = lambda *_: None
+    held = engine.step([row(worker, 1)], timeout_s=10)
+    with pytest.raises(error):
+        engine.commit(slot, tokens)
+    engine.cancel(held, told=True)
+    engine.release(held)
+    worker.spoil = honest
+    assert 3 == engine.position(0)
+    engine.commit(np.int64(0), np.array([9], np.int64))
+    assert 4 == engine.position(0)
+    assert (9,) == asked(engine, worker, [row(worker, 0)]).rows[0].committed
+
+
 def test_numbers_of_other_types_are_tickets_too(engine, worker):
     ticket = engine.step([row(worker, 0)], timeout_s=np.float32(10))
     with engine.reply(np.int64(ticket)) as reply:
@@ -311,6 +348,7 @@ def test_a_closed_engine_says_so(worker):
         lambda: engine.reply(ticket),
         lambda: engine.release(ticket),
         lambda: engine.reply(-1),
+        lambda: engine.commit(0, [1]),
     ):
         with pytest.raises(RingError, match="closed"):
             call()

@@ -57,7 +57,8 @@ class Rounds:
     Args:
         engine: with or without further ranks.
         tell: called with each ticket, for ranks in other processes.
-        ranks: further ranks in this one; they read every round too.
+        ranks: further ranks in this one, which has read the round and lets it go for
+            each of them.
     """
 
     def __init__(
@@ -94,8 +95,7 @@ class Rounds:
         with engine.reply(ticket) as reply:
             pass
         for rank in self._ranks:
-            with rank.reply(ticket):
-                pass
+            rank.release(ticket)
         end = time.monotonic_ns()
         expect_whole(reply)
         if reply.trace is not None:

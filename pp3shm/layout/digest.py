@@ -63,11 +63,20 @@ class PrefixDigest:
         """The digest as ``<Q``."""
         return int.from_bytes(self._hash.digest(), "little")
 
-    def copy(self) -> "PrefixDigest":
-        """An independent digest of the same prefix."""
+    def longer(self, data: bytes) -> "PrefixDigest":
+        """An independent digest, with these tokens appended.
+
+        Args:
+            data: of ``token_bytes``.
+        """
         twin = object.__new__(PrefixDigest)
         twin._hash = self._hash.copy()
-        twin.length = self.length
+        twin._hash.update(data)
+        twin.length = self.length + len(data) // 4
         return twin
+
+    def copy(self) -> "PrefixDigest":
+        """An independent digest of the same prefix."""
+        return self.longer(b"")
 
     __copy__ = copy  # a plain shallow copy would share the running hash

@@ -260,7 +260,7 @@ class EngineEnd(Reader):
         words = _int32(tokens)
         code = lib.pp3_slot_reset(self.handle, slot, generation, words, len(words))
         if code < 0:
-            self._slot_refused(code, slot, generation, len(words))
+            self.slot_refused(code, slot, len(words), generation)
 
     def slot_append(self, slot: int, tokens: Any) -> None:
         """Adds committed tokens to a live slot.
@@ -271,7 +271,7 @@ class EngineEnd(Reader):
         words = _int32(tokens)
         code = lib.pp3_slot_append(self.handle, slot, words, len(words))
         if code < 0:
-            self._slot_refused(code, slot, None, len(words))
+            self.slot_refused(code, slot, len(words))
 
     def slot_close(self, slot: int) -> None:
         """The request in it is over; its generation is kept."""
@@ -279,9 +279,10 @@ class EngineEnd(Reader):
         if code < 0:
             self._refused(code)
 
-    def _slot_refused(
-        self, code: int, slot: int, generation: int | None, n: int
+    def slot_refused(
+        self, code: int, slot: int, n: int, generation: int | None = None
     ) -> NoReturn:
+        """Raises why ``n`` tokens were not put into a slot."""
         place = f"slot {slot}"
         if code == -errno.ENOENT:
             raise RingError(place, "a live one", "closed, or never reset")

@@ -86,6 +86,25 @@ void pp3_ask_commit(struct pp3_ask *a, uint32_t slot, const int32_t *tokens, uin
     }
 }
 
+int pp3_ask_append(struct pp3_ask *a, struct pp3_ring *r, uint32_t slot,
+                   const int32_t *tokens, uint64_t n, uint64_t digest)
+{
+    int error;
+
+    if (slot >= a->layout.max_slots)
+        return -EINVAL;
+    if (!(GET(a->slot[slot].life) & 1u))
+        return -ENOENT;
+    if (pp3_ask_busy(a, r, slot) != 0)
+        return -EBUSY;
+    for (uint64_t i = 0; i < n; i++)
+        if ((uint32_t)tokens[i] >= a->layout.vocab)
+            return -EDOM;
+    if ((error = pp3_slot_append(r, slot, tokens, n)) == 0)
+        pp3_ask_commit(a, slot, tokens, n, digest);
+    return error;
+}
+
 /* ---- rounds ----------------------------------------------------------------------- */
 
 int pp3_ask_rows(struct pp3_ask *a, const uint8_t *step, uint32_t bytes,

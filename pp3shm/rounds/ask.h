@@ -11,6 +11,7 @@
 
 #include "layout/step.h"
 #include "ring/ring.h"
+#include "ring/slots.h"
 
 /* What the engine knows of one slot; the region holds what others must know. */
 struct pp3_ask_slot {
@@ -57,12 +58,20 @@ int pp3_ask_rows(struct pp3_ask *a, const uint8_t *step, uint32_t bytes,
  * -ENOENT: a slot is closed; or what pp3_step says. A refusal changes nothing. */
 int64_t pp3_ask_step(struct pp3_ask *a, struct pp3_ring *r, double timeout_s);
 
-/* A slot's life: opened anew with its prefix's length and digest; closed; appended to. */
+/* A slot's life, but for the region's: opened anew with its prefix's length and digest;
+ * closed; appended to. */
 void pp3_ask_open(struct pp3_ask *a, uint32_t slot, uint32_t generation,
                   uint64_t position, uint64_t digest);
 void pp3_ask_close(struct pp3_ask *a, uint32_t slot);
 void pp3_ask_commit(struct pp3_ask *a, uint32_t slot, const int32_t *tokens, uint64_t n,
                     uint64_t digest);
+
+/* Tokens that were committed, to the region's slot and to this one. digest: of the prefix
+ * with them. 0; -EINVAL: no such slot; -ENOENT: a closed one; -EBUSY: it stands in an open
+ * round; -EDOM: a token outside the vocabulary; or as pp3_slot_append. What is refused
+ * changes nothing. */
+int pp3_ask_append(struct pp3_ask *a, struct pp3_ring *r, uint32_t slot,
+                   const int32_t *tokens, uint64_t n, uint64_t digest);
 
 /* generation << 1, and 1 where it is open. */
 uint64_t pp3_ask_life(const struct pp3_ask *a, uint32_t slot);

@@ -64,7 +64,32 @@ static PyObject *asker_step(PyObject *self, PyObject *seconds)
     return PyLong_FromLongLong(ticket);
 }
 
+static PyObject *asker_append(PyObject *self, PyObject *const *args, Py_ssize_t n)
+{
+    struct asker *a = (struct asker *)self;
+    uint64_t slot, digest;
+    int code = -EBADF;
+    Py_ssize_t bytes;
+    char *tokens;
+
+    if (n != 3)
+        return PyErr_Format(PyExc_TypeError, "append: expected 3 arguments, found %zd", n);
+    if (pp3_calls_number(args[0], &slot) < 0 ||
+        PyBytes_AsStringAndSize(args[1], &tokens, &bytes) < 0 ||
+        pp3_calls_number(args[2], &digest) < 0)
+        return NULL;
+    PP3_LOCK(self);
+    if (a->ring) /* bytes of an object stand at a multiple of a word */
+        code = pp3_ask_append(a->ask, a->ring, slot > UINT32_MAX ? UINT32_MAX
+                              : (uint32_t)slot, (const int32_t *)(const void *)tokens,
+                              (uint64_t)bytes / sizeof(int32_t), digest);
+    PP3_UNLOCK();
+    return PyLong_FromLong(code);
+}
+
 static PyMethodDef asker_methods[] = {
+    {"append", (PyCFunction)(void (*)(void))asker_append, METH_FASTCALL,
+     PyDoc_STR("append(slot, tokens, digest): 0 or -errno; see pp3_ask_append.")},
     {"step", asker_step, METH_O,
      PyDoc_STR("Ask for the rows as they stand: the ticket, or -errno; -EBADF: closed.")},
     {"close", asker_close, METH_NOARGS, PyDoc_STR("Let go of the ring. Idempotent.")},

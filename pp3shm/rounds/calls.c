@@ -10,6 +10,15 @@ void *pp3_calls_address(PyObject *number)
     return address;
 }
 
+int pp3_calls_number(PyObject *object, uint64_t *number)
+{
+    PyObject *index = PyNumber_Index(object);
+
+    *number = index ? PyLong_AsUnsignedLongLong(index) : 0;
+    Py_XDECREF(index);
+    return PyErr_Occurred() ? -1 : 0;
+}
+
 void pp3_calls_free(PyObject *self)
 {
     PyTypeObject *type = Py_TYPE(self);

@@ -49,6 +49,9 @@ struct heard {
 /* The address that an integer is; NULL and an error for 0, which none of ours is. */
 void *pp3_calls_address(PyObject *number);
 
+/* An integer of any type; -1 and an error where it is none, or none of 64 bits. */
+int pp3_calls_number(PyObject *object, uint64_t *number);
+
 /* The memory of an object that has let go of all that it held. */
 void pp3_calls_free(PyObject *self);
 

@@ -61,11 +61,7 @@ static PyObject *refuse(PyObject *self, int code, PyObject *ticket, uint64_t fou
 /* 0, or -EDOM where it is no number that a round could have: then nothing is raised. */
 static int ticket_of(PyObject *number, uint64_t *ticket)
 {
-    PyObject *index = PyNumber_Index(number);
-
-    *ticket = index ? PyLong_AsUnsignedLongLong(index) : 0;
-    Py_XDECREF(index);
-    if (!PyErr_Occurred())
+    if (pp3_calls_number(number, ticket) == 0)
         return 0;
     PyErr_Clear();
     return -EDOM;
@@ -118,22 +114,18 @@ static PyObject *read_round(PyObject *self, const struct call *c, PyObject *numb
 
 static PyObject *hearer_read(PyObject *self, PyObject *const *args, Py_ssize_t n)
 {
-    uint64_t limit_ns = UINT64_MAX;
-    uint32_t stale = 0;
+    uint64_t limit_ns = UINT64_MAX, stale = 0;
     PyObject *reply;
     struct call c;
 
     if (n < 1 || n > 3)
         return PyErr_Format(PyExc_TypeError, "read: expected 1 to 3 arguments, found %zd",
                             n);
-    if (n > 1)
-        limit_ns = PyLong_AsUnsignedLongLong(args[1]);
-    if (n > 2)
-        stale = (uint32_t)PyLong_AsUnsignedLong(args[2]);
-    if (n > 1 && PyErr_Occurred())
+    if ((n > 1 && pp3_calls_number(args[1], &limit_ns) < 0) ||
+        (n > 2 && pp3_calls_number(args[2], &stale) < 0))
         return NULL;
     c = begin(self);
-    reply = read_round(self, &c, args[0], limit_ns, stale);
+    reply = read_round(self, &c, args[0], limit_ns, (uint32_t)stale);
     end(&c);
     return reply;
 }

@@ -5,6 +5,7 @@
 #include "faults.h"
 #include "frames.h"
 #include "harness.h"
+#include "ring/slots.h"
 #include "rounds/hear.h"
 #include "world.h"
 
@@ -252,6 +253,40 @@ static void the_newest_tokens_are_sent_and_once(void)
     scene_close(&s);
 }
 
+static void tokens_are_appended_here_and_in_the_region(void)
+{
+    struct scene s;
+    uint32_t vocab = known_frames[1].layout.vocab, generation, live;
+    const int32_t good[] = {0, (int32_t)vocab - 1}, bad[] = {1, (int32_t)vocab},
+                  below[] = {-1};
+    int32_t found[64];
+    uint64_t length;
+
+    scene_open(&s);
+    EQUAL(pp3_ask_append(s.ask, s.w.engine, 0, good, 2, 7), -ENOENT); /* not there */
+    EQUAL(pp3_slot_reset(s.w.engine, 0, 1, good, 1), 0);
+    EQUAL(pp3_ask_append(s.ask, s.w.engine, 99, good, 2, 7), -EINVAL);
+    EQUAL(pp3_ask_append(s.ask, s.w.engine, 0, bad, 2, 7), -EDOM);
+    EQUAL(pp3_ask_append(s.ask, s.w.engine, 0, below, 1, 7), -EDOM);
+    EQUAL(pp3_ask_step(s.ask, s.w.engine, 60), 1);
+    EQUAL(pp3_ask_append(s.ask, s.w.engine, 0, good, 2, 7), -EBUSY);
+    EQUAL(publish(&s, 1), 1);
+    EQUAL(s.ask->slot[0].position, 10);
+    EQUAL(pp3_ask_append(s.ask, s.w.engine, 0, good, 2, 7), 0);
+    EQUAL(pp3_slot_read(s.w.engine, 0, found, 64, &generation, &live, &length), 0);
+    CHECK(length == 3 && found[2] == good[1]);
+    EQUAL(s.ask->slot[0].position, 12);
+    EQUAL(s.ask->slot[0].digest, 7);
+    for (int i = 0; i < 40; i++)
+        if (pp3_ask_append(s.ask, s.w.engine, 0, good, 2, 8) != 0)
+            break;
+    EQUAL(pp3_ask_append(s.ask, s.w.engine, 0, good, 2, 9), -ENOSPC);
+    EQUAL(s.ask->slot[0].digest, 8);
+    pp3_ask_close(s.ask, 0);
+    EQUAL(pp3_ask_append(s.ask, s.w.engine, 0, good, 0, 7), -ENOENT);
+    scene_close(&s);
+}
+
 static void rows_that_are_no_step_are_refused(void)
 {
     struct scene s;
@@ -289,6 +324,8 @@ const struct test rounds_tests[] = {
     {"slots that changed are stale, and closed ones refused",
      slots_that_changed_are_stale_and_closed_ones_refused},
     {"the newest tokens are sent, and once", the_newest_tokens_are_sent_and_once},
+    {"tokens are appended here and in the region",
+     tokens_are_appended_here_and_in_the_region},
     {"rows that are no STEP are refused", rows_that_are_no_step_are_refused},
     {"without memory nobody asks", without_memory_nobody_asks},
     {0, 0},
