@@ -50,6 +50,7 @@ demo-rdma: $(VENV)/.package
 	  --tokens=40 --check-rounds=200 $(ARGS) || test $$? = 77
 
 bench: $(VENV)/.dev-packages $(VENV)/.package
+	$(BIN)/python -P -m pytest benchmarks
 	@for file in benchmarks/bench_*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
 	$(BIN)/pp3shm bench $(ARGS)
 
