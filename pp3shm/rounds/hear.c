@@ -34,6 +34,9 @@ int pp3_hear_soon(struct pp3_hear *h, struct pp3_ring *r, uint64_t ticket,
         return 1;
     now = pp3_now();
     left = pp3_least(spin_left(h, ticket, now), most_ns);
+    /* a hybrid that spins as long as it may has not learned that it comes soon */
+    if (h->waiter.policy == PP3_WAIT_HYBRID && h->spin_ns >= h->waiter.most_ns)
+        left = 0;
     if (left == 0 || limit_ns <= now)
         return 0;
     return pp3_spin(r, ticket, pp3_least(now + left, limit_ns), &word) != 0;

@@ -147,6 +147,28 @@ static void it_is_known_whether_a_call_would_wait(void)
     }
 }
 
+static void a_hybrid_spins_for_what_comes_soon(void)
+{
+    struct scene s;
+    uint64_t t;
+
+    scene_open(&s);
+    pp3_waiter_set(&s.hear.waiter, PP3_WAIT_HYBRID, 1000000000);
+    for (int i = 0; i < PP3_WAITS_KEPT; i++) {
+        t = (uint64_t)pp3_ask_step(s.ask, s.w.engine, 60.0);
+        EQUAL(publish(&s, t), t);
+        CHECK(hear(&s, t, UINT64_MAX, 0) >= 0);
+        EQUAL(pp3_let_go(&s.hear, s.w.engine, t), 0);
+    }
+    CHECK(s.hear.waiter.spin_ns < s.hear.waiter.most_ns);
+    t = (uint64_t)pp3_ask_step(s.ask, s.w.engine, 60.0);
+    EQUAL(soon(&s, t, UINT64_MAX), 0); /* not soon enough */
+    EQUAL(pp3_counter(s.w.engine, PP3_COUNT_SLEPT), 0);
+    EQUAL(publish(&s, t), t);
+    EQUAL(soon(&s, t, UINT64_MAX), 1);
+    scene_close(&s);
+}
+
 /* However long a spin may be, a call comes back within it, and the next one goes on
  * with it: nobody sleeps. */
 static void a_long_spin_lets_signals_in(void)
@@ -315,6 +337,7 @@ static void without_memory_nobody_asks(void)
 const struct test rounds_tests[] = {
     {"a rank waits as it is told", it_waits_as_it_is_told},
     {"it is known whether a call would wait", it_is_known_whether_a_call_would_wait},
+    {"a hybrid spins for what comes soon", a_hybrid_spins_for_what_comes_soon},
     {"a long spin lets signals in", a_long_spin_lets_signals_in},
     {"a round is asked, heard and let go", a_round_is_asked_heard_and_let_go},
     {"a failed round is heard of too, and patience ends",
