@@ -82,7 +82,7 @@ lint: $(VENV)/.dev-packages $(VENV)/.package
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	sh tools/warnings.sh
+	PYTHON=$(BIN)/python sh tools/warnings.sh
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .torture qualified bench-results
