@@ -5,7 +5,7 @@ from collections import deque
 import numpy as np
 from numpy.typing import NDArray
 
-from pp3shm.layout.digest import PrefixDigest
+from pp3shm.layout.digest import PrefixDigest, token_bytes
 from pp3shm.layout.frames import Reset, Status, StepRow
 
 _FIRST_CAPACITY = 256
@@ -82,9 +82,8 @@ class Slot:
     def _append(self, tail: tuple[int, ...], expected: int) -> Status:
         digest = self._digest
         if tail:
-            # On a copy: a digest that does not fit must leave the held one alone.
-            digest = digest.copy()
-            digest.update(tail)
+            # Another one: a digest that does not fit must leave the held one alone.
+            digest = digest.longer(token_bytes(tail))
         if digest.value != expected:
             return Status.REFUSED
         if tail:
