@@ -41,7 +41,22 @@ def _unshared() -> int:
     return _references(one)
 
 
-_UNSHARED = _unshared()
+_KNOWN = {(3, 11): 3, (3, 12): 3, (3, 13): 3, (3, 14): 2}
+"""``_unshared()`` by version: the list, the name, before 3.14 the call's argument."""
+_TRUSTED = (
+    sys.implementation.name == "cpython"
+    and "t" not in sys.abiflags  # free-threaded
+    and not (hasattr(sys, "_jit") and sys._jit.is_enabled())  # noqa: SLF001 - no other
+    and _KNOWN.get(sys.version_info[:2]) == _unshared()
+)
+"""A count of references says whether a struct may be used again.
+
+Without an interpreter's lock it does not: a count is two words there, one for the
+object's own thread, and whoever adds them up while a reply passes between others can
+miss a reference. An interpreter that nobody has looked at may count in other ways, and
+so does one whose frames a debugger keeps; what it then costs is a new struct a round.
+"""
+_UNSHARED = _unshared() if _TRUSTED else 0
 
 
 class Trace(NamedTuple):
@@ -227,7 +242,8 @@ class ReplyReader:
         """
         try:
             heard = self._heard[ticket & 7]
-            if _references(heard) > _UNSHARED:  # an older reply, or its status, is kept
+            # Kept by an older reply or its status, or not to be told (_TRUSTED).
+            if _references(heard) > _UNSHARED:
                 heard = self._heard[ticket & 7] = _new(_HEARD)
             place = _hear(self._c, self._ring, ticket, limit_ns, stale, heard)
             while place == _AGAIN:  # it comes back now and then, for signals
@@ -240,7 +256,11 @@ class ReplyReader:
         reply = _blank(Reply)
         reply.round = ticket
         reply._heard = heard  # noqa: SLF001 - this is its __init__
-        reply._views = self._views[place]  # noqa: SLF001
+        try:
+            reply._views = self._views[place]  # noqa: SLF001
+        except IndexError:  # closed by another thread meanwhile
+            self._expect(ticket)
+            raise
         reply._release = self._release  # noqa: SLF001
         reply._status = None  # noqa: SLF001
         return reply
