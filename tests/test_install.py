@@ -152,6 +152,6 @@ def test_a_wheel_holds_the_package_whole_and_nothing_else(tmp_path):
     tags = f"cp{version}-cp{version}t" if free_threaded else "cp311-abi3"
     assert f"-{tags}-linux_" in wheel.name
     assert "pp3shm = pp3shm.cli:main" in points
-    for extra in ("gpu", "rdma", "bench", "demo", "hf", "dev"):
+    for extra in ("gpu", "rdma", "bench", "demo", "hf", "check", "dev"):
         assert f"Provides-Extra: {extra}\n" in metadata
     assert f"\nVersion: {pp3shm.__version__}\n" in metadata

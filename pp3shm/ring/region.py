@@ -201,7 +201,8 @@ class Region:
         """
         fd = self._segments.fds.get(name)
         if fd is None:
-            raise RegionError(f"segment {name}", "open here", sorted(self.addresses))
+            there = sorted(self.addresses) if self._finalizer.alive else "it closed"
+            raise RegionError(f"segment {name}", "open here", there)
         return fd
 
     @contextlib.contextmanager
