@@ -6,6 +6,7 @@ from scripted_worker import ScriptedWorker
 
 from pp3shm import Engine, Profile, Row, Status
 from pp3shm import reply as reply_module
+from pp3shm._core import ffi
 from pp3shm.errors import Busy, ConfigError, FrameError, RingError
 from pp3shm.layout.digest import PrefixDigest
 
@@ -179,11 +180,12 @@ def test_replies_that_are_kept_stay_as_they_were_whatever_comes_after(engine, wo
         reply = engine.reply(ticket)
         engine.release(ticket)
         if number % 4 < 2:
-            kept.append((number, reply))
+            kept.append((number, reply, bytes(ffi.buffer(reply._heard))))
         else:
             statuses.append((number, reply.status))
-    for number, reply in kept:
+    for number, reply, heard in kept:
         assert numbers[number] == reply.round
+        assert heard == bytes(ffi.buffer(reply._heard))
         assert Status.OK == reply.status[number % 2]
         assert Status.ABSENT == reply.status[1 - number % 2]
         assert reply.failed is None
