@@ -336,7 +336,8 @@ def test_counts_are_relied_on_only_where_they_were_looked_into():
 COUNTED = """
 import dis, sys
 def tracer(frame, event, arg):
-    kept.append(frame.f_locals)
+    if frame.f_code.co_name == "_unshared":  # as a debugger that shows local names
+        kept.append(frame.f_locals)
     return tracer
 kept = []
 if sys.argv[1] == "traced":
