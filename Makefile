@@ -1,8 +1,12 @@
 # Everything a newcomer types: `make demo` and `make test`. Each builds what it needs
 # in .venv from python3, a C compiler and make.
+#
+# On another interpreter, beside it: make test PYTHON=python3.14t VENV=.venv-3.14t, and
+# with DEV=check without torch, Triton and transformers, whose tests are then skipped.
 
 PYTHON ?= python3
 VENV   := .venv
+DEV    := dev
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check -q
 SOURCES := $(shell find pp3shm -name '*.py' -o -name '*.pyi' -o -name '*.[ch]' -o -name '*.cdef') \
@@ -22,7 +26,7 @@ $(VENV)/.demo-packages: pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) install -c constraints.txt '.[demo]'
 	@touch $@
 $(VENV)/.dev-packages: pyproject.toml constraints.txt $(VENV)/.demo-packages
-	$(PIP) install -c constraints.txt '.[dev]'
+	$(PIP) install -c constraints.txt '.[$(DEV)]'
 	@touch $@
 $(VENV)/.package: $(SOURCES) $(VENV)/.demo-packages
 	rm -rf build pp3shm.egg-info

@@ -415,7 +415,8 @@ class Engine:
         if last < 1:
             raise ConfigError("last", "1 or more", last)
         region = self._ring.region
-        found = read_rounds(region.fd_of("acks"), region.shape)
+        with region.opened("acks") as fd:
+            found = read_rounds(fd, region.shape)
         name = (region.prefix or f"engine {os.getpid()}").lstrip("/")
         return write_trace(path, found, region.shape, name, last)
 

@@ -1,5 +1,6 @@
 """What ``Engine.stats`` gives: counters by name, and how long each stage took."""
 
+import sys
 import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -29,22 +30,25 @@ class StageTimes(Mapping[str, int]):
 
     Args:
         histogram: ``hdrh.histogram.HdrHistogram``.
+        lock: held by whoever adds to it.
 
     Attributes:
         histogram: the engine's own, for other quantiles, for merging or for its wire
-            form; it goes on with each call of ``stats``.
+            form; it goes on with each call of ``stats``, whichever thread's.
     """
 
-    def __init__(self, histogram: Any) -> None:
+    def __init__(self, histogram: Any, lock: threading.Lock) -> None:
         self.histogram = histogram
+        self._lock = lock
 
     def __getitem__(self, name: str) -> int:
         """A quantile, the maximum or the count, by its name."""
-        if name == "count":
-            return int(self.histogram.get_total_count())
-        if name == "max":
-            return int(self.histogram.get_max_value())
-        return int(self.histogram.get_value_at_percentile(QUANTILES[name]))
+        with self._lock:  # its counts and their total are of one moment
+            if name == "count":
+                return int(self.histogram.get_total_count())
+            if name == "max":
+                return int(self.histogram.get_max_value())
+            return int(self.histogram.get_value_at_percentile(QUANTILES[name]))
 
     def __iter__(self) -> Iterator[str]:
         """The names."""
@@ -64,14 +68,19 @@ class Stats(dict[str, int]):
 
     Args:
         counters: by name.
-        histograms: the engine's; None: the package for them is not installed.
+        histograms: the engine's, or in words what it would take to have them.
+        lock: held by whoever adds to them.
     """
 
     def __init__(
-        self, counters: Mapping[str, int], histograms: Mapping[str, Any] | None
+        self,
+        counters: Mapping[str, int],
+        histograms: Mapping[str, Any] | str,
+        lock: threading.Lock,
     ) -> None:
         super().__init__(counters)
         self._histograms = histograms
+        self._lock = lock
 
     @property
     def stages(self) -> dict[str, StageTimes]:
@@ -83,22 +92,36 @@ class Stats(dict[str, int]):
         A stage covers those of them that have both of its stamps.
 
         Raises:
-            ConfigError: the package ``hdrhistogram`` is not installed.
+            ConfigError: the package ``hdrhistogram`` is not installed; or it was not
+                imported, since that would switch the interpreter's lock on.
         """
-        if self._histograms is None:
-            raise ConfigError(
-                "package hdrhistogram",
-                "installed (pip install 'pp3shm[stats]')",
-                "none",
-            )
-        return {name: StageTimes(one) for name, one in self._histograms.items()}
+        if isinstance(self._histograms, str):
+            raise ConfigError("package hdrhistogram", self._histograms, "none")
+        return {
+            name: StageTimes(one, self._lock) for name, one in self._histograms.items()
+        }
+
+
+def _switches_the_gil_on() -> bool:
+    """True where importing hdrhistogram would take free threads from its user.
+
+    The releases there are say nothing of free-threaded CPython, and such a module
+    switches the lock on for the whole process. Not where it is on anyway, where it was
+    forced off (``PYTHON_GIL=0``, ``-X gil=0``), or where the user has imported it.
+    """
+    if getattr(sys, "_is_gil_enabled", lambda: True)() or "pyhdrh" in sys.modules:
+        return False
+    return getattr(sys.flags, "gil", None) != 0
 
 
 def _histogram_type() -> Any:
+    """``HdrHistogram``, or in words what it would take to have it."""
+    if _switches_the_gil_on():
+        return "imported by you, or PYTHON_GIL=0 (importing it switches the GIL on)"
     try:
         from hdrh.histogram import HdrHistogram  # noqa: PLC0415 - an extra's
     except ImportError:
-        return None
+        return "installed (pip install 'pp3shm[stats]')"
     return HdrHistogram
 
 
@@ -114,8 +137,8 @@ class Histograms:
         self._lock = threading.Lock()  # any thread may ask for statistics
         self._since = self._missed = self._unusable = 0
         made = _histogram_type()
-        self._made: dict[str, Any] | None = None
-        if made is not None:
+        self._made: dict[str, Any] | str = made
+        if not isinstance(made, str):
             names = (*STEPS, WHOLE)
             self._made = {name: made(1, LONGEST_NS, DIGITS) for name in names}
 
@@ -123,20 +146,20 @@ class Histograms:
         """The counters with those of the recorder, and the histograms up to now."""
         region = self._end.region
         with self._lock:
-            fd = region.fd_of("acks")
-            flights = read_flights(fd, region.shape, 0, self._since)
+            with region.opened("acks") as fd:
+                flights = read_flights(fd, region.shape, 0, self._since)
             self._since = flights.count
             rounds = rounds_of(flights)
             self._missed += rounds.lost
             self._unusable += rounds.unlikely
-            if self._made is not None:
+            if not isinstance(self._made, str):
                 self._fold(rounds, self._made)
             own = {
                 "rounds_recorded": self._since,
                 "records_missed": self._missed,
                 "records_unusable": self._unusable,
             }
-        return Stats({**counters, **own}, self._made)
+        return Stats({**counters, **own}, self._made, self._lock)
 
     @staticmethod
     def _fold(rounds: Rounds, into: dict[str, Any]) -> None:

@@ -1,6 +1,8 @@
 """What tests share: a wait for a condition, and addresses to listen at."""
 
+import importlib.util
 import os
+import re
 import secrets
 import socket
 import time
@@ -16,6 +18,24 @@ os.environ["PYTHONSAFEPATH"] = "1"
 # triton is first imported, and another test than those of the kernels may be first.
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+
+# Packages that not every interpreter has: tests of what needs one are skipped there.
+LACKING = re.compile(
+    "No module named '(matplotlib|mypy|scipy|tokenizers|torch|transformers|triton)"
+    "|expected (torch|triton), found none"
+)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector):
+    report = yield
+    lacking = LACKING.search(str(report.longrepr)) if report.failed else None
+    name = next(filter(None, lacking.groups())) if lacking else None
+    if name is not None and importlib.util.find_spec(name) is None:
+        report.outcome = "skipped"
+        report.longrepr = (str(collector.path), 0, f"Skipped: needs {name}, not here")
+    return report
 
 
 @pytest.fixture

@@ -180,7 +180,11 @@ def test_a_status_outlives_its_round_and_its_reply(engine, worker):
 
 
 def test_replies_that_are_kept_stay_as_they_were_whatever_comes_after(engine, worker):
-    """What a reply owns is used again only once nobody refers to it."""
+    """What a reply owns is in itself."""
+
+    def own(reply):
+        return reply.place, reply._failed, bytes(reply._statuses), reply._trace
+
     kept, statuses, numbers = [], [], []
     for number in range(40):
         if number % 3 == 2:
@@ -190,11 +194,12 @@ def test_replies_that_are_kept_stay_as_they_were_whatever_comes_after(engine, wo
         reply = engine.reply(ticket)
         engine.release(ticket)
         if number % 4 < 2:
-            kept.append((number, reply))
+            kept.append((number, reply, own(reply)))
         else:
             statuses.append((number, reply.status))
-    for number, reply in kept:
+    for number, reply, heard in kept:
         assert numbers[number] == reply.round
+        assert heard == own(reply)
         assert Status.OK == reply.status[number % 2]
         assert Status.ABSENT == reply.status[1 - number % 2]
         assert reply.failed is None

@@ -4,15 +4,16 @@ import json
 import os
 import random
 import struct
+import sys
 import time
 from collections import defaultdict
 
 import numpy as np
 import pytest
 from commands import refused, run
+from interpreter import needs_stages
 from rank_process_client import RankProcess
 
-import pp3shm.stats
 from pp3shm import Engine, Profile, Rank, Row, Worker
 from pp3shm._core import lib
 from pp3shm.errors import ConfigError, RegionError
@@ -216,6 +217,7 @@ def test_a_record_that_is_being_written_or_changes_is_not_taken(engine, monkeypa
     assert tickets[2:] == of_rank(engine).ticket.tolist()
 
 
+@needs_stages
 def test_a_hostile_recorder_harms_no_reader(worker, tmp_path):
     """Any bytes in it: numbers come of them, or nothing."""
     print(SEED)
@@ -263,6 +265,7 @@ def test_a_segment_that_is_too_short_is_an_error_that_names_it(engine, tmp_path)
 # -- statistics ------------------------------------------------------------------------
 
 
+@needs_stages
 def test_stats_give_every_stage_by_name(engine):
     """Their sum is the whole, and they go on from call to call."""
     before = engine.stats()
@@ -289,6 +292,7 @@ def test_stats_give_every_stage_by_name(engine):
     assert stats["replies"] in {39, 40}
 
 
+@needs_stages
 def test_stats_say_how_many_rounds_they_missed(worker):
     """Those that were written over since the last call."""
     with Engine.create(PROFILE, worker=worker.addresses[0], proxy="thread") as engine:
@@ -301,6 +305,7 @@ def test_stats_say_how_many_rounds_they_missed(worker):
         assert ROOM + 3 == stats.stages[WHOLE]["count"]
 
 
+@needs_stages
 def test_failed_rounds_are_in_no_histogram(engine):
     rounds(engine, 2)
     ticket = engine.step([Row(0)], timeout_s=0.0)
@@ -322,7 +327,8 @@ def test_every_reason_has_a_counter(engine):
 
 
 def test_without_the_package_there_are_counters_alone(worker, monkeypatch):
-    monkeypatch.setattr(pp3shm.stats, "_histogram_type", lambda: None)
+    monkeypatch.setitem(sys.modules, "hdrh.histogram", None)
+    monkeypatch.setitem(sys.modules, "pyhdrh", None)  # nobody asks for the GIL
     with Engine.create(PROFILE, worker=worker.addresses[0]) as engine:
         engine.reset(0, [1])
         rounds(engine, 2)

@@ -3,6 +3,7 @@
 import logging
 import sys
 import threading
+import time
 
 from pp3shm.errors import LinkError
 from pp3shm.proxy.loop import ProxyLoop
@@ -134,11 +135,18 @@ class ThreadProxy:
     def close(self) -> None:
         """End loop, thread and watchdog. Safe to call twice."""
         self._closing.set()
-        loop = self._loop
-        if loop is not None:
-            loop.stop()
-        if self._thread is not threading.current_thread():
-            self._thread.join(JOIN_TIMEOUT_S)
+        limit = time.monotonic() + JOIN_TIMEOUT_S
+        while True:
+            # Again each time: a loop that is just being made, and has not seen that
+            # it is to end, is not there for the first one.
+            loop = self._loop
+            if loop is not None:
+                loop.stop()
+            if self._thread is threading.current_thread():
+                break
+            self._thread.join(0.1)
+            if not self._thread.is_alive() or time.monotonic() >= limit:
+                break
         if self._thread.is_alive():
             log.error("the proxy's thread did not end within %s s", JOIN_TIMEOUT_S)
         self._watchdog.stop()

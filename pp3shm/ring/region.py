@@ -1,10 +1,12 @@
 """A shared region: made by the engine, attached to by proxies and ranks."""
 
+import contextlib
 import functools
 import os
 import secrets
+import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Self
 
 from pp3shm._core import ffi, lib
@@ -66,6 +68,9 @@ class Region:
     def __init__(self, segments: Segments, record: Any, writable: dict[str, bool]):
         """Maps segments; use ``create``, ``attach`` or ``attach_named``."""
         self._segments = segments
+        # No descriptor is copied while another thread closes it: its number may be
+        # another file's the moment after.
+        self._lock = threading.Lock()
         self._writable = writable
         self.record = record
         self.addresses: dict[str, Any] = {}
@@ -194,9 +199,27 @@ class Region:
         Raises:
             RegionError: the segment is not open here, or the region is closed.
         """
-        if name not in self._segments.fds:
-            raise RegionError(f"segment {name}", "open here", sorted(self.addresses))
-        return self._segments.fds[name]
+        fd = self._segments.fds.get(name)
+        if fd is None:
+            there = sorted(self.addresses) if self._finalizer.alive else "it closed"
+            raise RegionError(f"segment {name}", "open here", there)
+        return fd
+
+    @contextlib.contextmanager
+    def opened(self, name: str) -> Iterator[int]:
+        """A descriptor of a segment that stays open though the region is closed.
+
+        For any thread.
+
+        Raises:
+            RegionError: as ``fd_of``.
+        """
+        with self._lock:
+            fd = os.dup(self.fd_of(name))
+        try:
+            yield fd
+        finally:
+            os.close(fd)
 
     def view(self, name: str) -> memoryview:
         """A whole segment; read-only where this process may not write it.
@@ -236,8 +259,9 @@ class Region:
         """
         shared: dict[str, int] = {}
         try:
-            for name, write in WRITABLE[role].items():
-                shared[name] = reopened(self._segments.fds[name], writable=write)
+            with self._lock:
+                for name, write in WRITABLE[role].items():
+                    shared[name] = reopened(self._segments.fds[name], writable=write)
         except (OSError, KeyError) as error:
             for fd in shared.values():
                 os.close(fd)
@@ -254,8 +278,14 @@ class Region:
         Memory stays mapped as long as a view or a ring's end refers to it.
         """
         _OPEN.discard(self)
-        self._finalizer()
+        with self._lock:
+            self._finalizer()
         self.addresses = {}
+
+    def _leave(self) -> None:
+        """``close`` in a forked child, where the lock may be held for ever."""
+        self._lock = threading.Lock()
+        self.close()
 
     def __enter__(self) -> Self:
         """The region itself."""
@@ -274,7 +304,7 @@ def _finish(segments: Segments) -> None:
 def _leave_forked_child() -> None:
     """A child must hold neither locks nor descriptors of its parent's regions."""
     for region in list(_OPEN):
-        region.close()
+        region._leave()  # noqa: SLF001 - of this module
 
 
 os.register_at_fork(after_in_child=_leave_forked_child)

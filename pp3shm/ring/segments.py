@@ -10,8 +10,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
-import posix_ipc
-
 from pp3shm.errors import RegionError
 from pp3shm.ring.room import expect_room
 
@@ -88,6 +86,28 @@ def expect_private(name: str, fd: int) -> None:
             raise RegionError(
                 f"segment {name}", "a memfd sealed against shrinking", f"seals {seals}"
             )
+
+
+def _open_name(path: str, flags: int) -> int:
+    """Opens a POSIX name, as ``shm_open`` does on Linux: the same file and flags.
+
+    Not by a package for it: one that knows nothing of free-threaded CPython switches
+    the interpreter's lock on when it is imported.
+
+    Args:
+        path: a slash and a name.
+        flags: as for ``os.open``.
+
+    Returns:
+        A descriptor, CLOEXEC.
+
+    Raises:
+        OSError: the name is taken, or not there, or none that a segment can have.
+    """
+    name = path.removeprefix("/")
+    if not name or name in (".", "..") or "/" in name or "\0" in name:
+        raise OSError(errno.EINVAL, "not a POSIX name", path)
+    return os.open(SHM / name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
 
 
 class MemfdSegments:
@@ -172,12 +192,11 @@ class PosixSegments:
         path = f"{self.prefix}-{name}"
         for _ in range(_CREATIONS):
             try:
-                memory = posix_ipc.SharedMemory(path, posix_ipc.O_CREX, mode=0o600)
-            except (OSError, posix_ipc.Error) as error:
-                raise RegionError(path, "a new POSIX name", error) from error
-            fd = self.fds[name] = memory.fd
+                fd = _open_name(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+            except OSError as error:
+                raise RegionError(path, "a new POSIX name", error.strerror) from error
+            self.fds[name] = fd
             self._named.append(path)
-            os.set_inheritable(fd, False)
             fcntl.flock(fd, fcntl.LOCK_EX)
             if still_named(path, fd):
                 return
@@ -189,8 +208,8 @@ class PosixSegments:
     def unlink(self) -> None:
         """Takes the names away; a forked child leaves those of its parent."""
         while self._named and self._owner == os.getpid():
-            with contextlib.suppress(posix_ipc.ExistentialError):
-                posix_ipc.unlink_shared_memory(self._named.pop())
+            with contextlib.suppress(FileNotFoundError):
+                (SHM / self._named.pop().lstrip("/")).unlink()
 
     def close(self) -> None:
         """Closes every descriptor, and with it the locks."""
@@ -234,12 +253,11 @@ def open_named(prefix: str, writable: dict[str, bool]) -> GivenSegments:
     try:
         for name, write in writable.items():
             path = f"{prefix}-{name}"
-            memory = posix_ipc.SharedMemory(path, read_only=not write)
-            segments.fds[name] = memory.fd
-            os.set_inheritable(memory.fd, False)
-    except (OSError, posix_ipc.Error) as error:
+            mode = os.O_RDWR if write else os.O_RDONLY
+            segments.fds[name] = _open_name(path, mode)
+    except OSError as error:
         segments.close()
-        raise RegionError(path, "a POSIX name to open", error) from error
+        raise RegionError(path, "a POSIX name to open", error.strerror) from error
     return segments
 
 
