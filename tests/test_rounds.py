@@ -2,13 +2,14 @@
 
 import gc
 import sys
+import threading
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from scripted_worker import ScriptedWorker, honest
 
-from pp3shm import Engine, Profile, Reply, Row, Status
+from pp3shm import Engine, Profile, Rank, Reply, Row, Status
 from pp3shm.calls import Asker, Heard, Hearer, address
 from pp3shm.errors import (
     Busy,
@@ -256,6 +257,31 @@ def test_a_kept_reply_keeps_what_it_shows(worker):
     assert [Status.OK, Status.ABSENT] == reply.status.tolist()
     with pytest.raises(RingError, match="closed"):
         reply.__exit__(None, None, None)
+
+
+def test_a_wait_ends_when_its_rank_is_closed_by_another_thread(eventually):
+    """Not at the round's deadline, which may be far: nobody may be left to end it."""
+    profile, found = profile_of(), []
+
+    def wait(rank, ticket):
+        with pytest.raises(RingError, match="closed") as error:
+            rank.reply(ticket)
+        found.append(str(error.value))
+
+    with (
+        ScriptedWorker(profile, spoil=lambda *_: None) as worker,
+        Engine.create(profile, worker=worker.address, ranks=2) as engine,
+    ):
+        rank = Rank.attach(engine.invitation, profile, wait="futex")
+        engine.wait_ranks()
+        engine.reset(0, [1])
+        ticket = engine.step([Row(0)], timeout_s=3600)
+        waiting = threading.Thread(target=wait, args=(rank, ticket), daemon=True)
+        waiting.start()
+        eventually(lambda: engine.stats()["sleeps"] > 0, "the wait")
+        rank.close()
+        waiting.join(60)
+        assert 1 == len(found)
 
 
 def test_no_reply_is_made_by_hand():

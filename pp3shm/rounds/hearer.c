@@ -67,20 +67,34 @@ static int ticket_of(PyObject *number, uint64_t *ticket)
     return -EDOM;
 }
 
+static int is_closed(PyObject *self)
+{
+    int closed;
+
+    PP3_LOCK(self);
+    closed = !((struct hearer *)self)->ring;
+    PP3_UNLOCK();
+    return closed;
+}
+
 /* As pp3_hear, to the end of the wait. INT_MIN: a signal's handler raised. */
-static int hear(const struct call *c, uint64_t ticket, uint64_t limit_ns, uint32_t stale,
-                struct pp3_heard *to)
+static int hear(PyObject *self, const struct call *c, uint64_t ticket, uint64_t limit_ns,
+                uint32_t stale, struct pp3_heard *to)
 {
     int place;
 
-    if (pp3_hear_soon(c->hear, c->ring, ticket, limit_ns, HELD_NS))
-        return pp3_hear(c->hear, c->ring, ticket, limit_ns, stale, to);
-    do { /* it comes back now and then, for signals */
+    /* limit 0: whatever another process made of the entry meanwhile, it does not wait */
+    if (pp3_hear_soon(c->hear, c->ring, ticket, limit_ns, HELD_NS) &&
+        (place = pp3_hear(c->hear, c->ring, ticket, 0, stale, to)) != -ETIMEDOUT)
+        return place;
+    do { /* it comes back now and then, for signals and for close */
         Py_BEGIN_ALLOW_THREADS
         place = pp3_hear(c->hear, c->ring, ticket, limit_ns, stale, to);
         Py_END_ALLOW_THREADS
         if (place == -EAGAIN && PyErr_CheckSignals() != 0)
             return INT_MIN;
+        if (place == -EAGAIN && is_closed(self)) /* nobody may be left to resolve it */
+            return -EBADF;
     } while (place == -EAGAIN);
     return place;
 }
@@ -98,7 +112,7 @@ static PyObject *read_round(PyObject *self, const struct call *c, PyObject *numb
     /* made before the wait, which hides what that takes */
     if (!(reply = (struct heard *)PyType_GenericAlloc(h->reply, 0)))
         return NULL;
-    place = hear(c, ticket, limit_ns, stale, &reply->of);
+    place = hear(self, c, ticket, limit_ns, stale, &reply->of);
     if (place >= 0) {
         reply->hearer = Py_NewRef(self);
         reply->views = Py_XNewRef(PyTuple_GetItem(c->views, place));
