@@ -1,5 +1,6 @@
 """One call a step: what is asked is the slots as they stand, and nobody else's rows."""
 
+import errno
 import gc
 import sys
 import threading
@@ -282,6 +283,18 @@ def test_a_wait_ends_when_its_rank_is_closed_by_another_thread(eventually):
         rank.close()
         waiting.join(60)
         assert 1 == len(found)
+
+
+def test_an_engine_closed_while_a_step_is_tried_again_says_so(
+    engine, worker, monkeypatch
+):
+    """By another thread, while a stopped proxy is replaced."""
+    rows, ask = [row(worker, 0)], engine._ask
+    codes = iter([-errno.ENOBUFS])
+    monkeypatch.setattr(engine, "_ask", lambda s: next(codes, None) or ask(s))
+    monkeypatch.setattr(engine._proxy, "replace", lambda: engine.close() or True)
+    with pytest.raises(RingError, match="closed"):
+        engine.step(rows)
 
 
 def test_no_reply_is_made_by_hand():
