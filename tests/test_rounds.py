@@ -376,6 +376,18 @@ def test_numbers_of_other_types_are_tickets_too(engine, worker):
         assert ticket == reply.round
 
 
+def test_what_a_ticket_of_another_type_raises_is_raised(engine):
+    """Such as what a signal's handler does meanwhile."""
+
+    class Ticket:
+        def __index__(self):
+            raise KeyboardInterrupt
+
+    for call in (engine.reply, engine.release):
+        with pytest.raises(KeyboardInterrupt):
+            call(Ticket())
+
+
 def test_a_closed_engine_says_so(worker):
     engine = Engine.create(worker.profile, worker=worker.address, proxy="thread")
     engine.reset(0, [1])

@@ -45,12 +45,17 @@ static void end(struct call *c)
     Py_XDECREF(c->views);
 }
 
+/* Returned in place of a return code: an error is raised already. */
+#define RAISED INT_MIN
+
 static PyObject *refuse(PyObject *self, int code, PyObject *ticket, uint64_t found)
 {
     PyObject *refuse = ((struct hearer *)self)->refuse;
-    PyObject *said = PyObject_CallFunction(refuse, "iOK", code, ticket,
-                                           (unsigned long long)found);
+    PyObject *said;
 
+    if (code == RAISED)
+        return NULL;
+    said = PyObject_CallFunction(refuse, "iOK", code, ticket, (unsigned long long)found);
     if (said) {
         Py_DECREF(said);
         PyErr_Format(PyExc_SystemError, "pp3shm: nothing was raised for %d", code);
@@ -58,11 +63,15 @@ static PyObject *refuse(PyObject *self, int code, PyObject *ticket, uint64_t fou
     return NULL;
 }
 
-/* 0, or -EDOM where it is no number that a round could have: then nothing is raised. */
+/* 0, or -EDOM where it is no number that a round could have: then nothing is raised.
+ * RAISED: what a number of Python's raised, or a signal's handler meanwhile. */
 static int ticket_of(PyObject *number, uint64_t *ticket)
 {
     if (pp3_calls_number(number, ticket) == 0)
         return 0;
+    if (!PyErr_ExceptionMatches(PyExc_TypeError) &&
+        !PyErr_ExceptionMatches(PyExc_OverflowError))
+        return RAISED;
     PyErr_Clear();
     return -EDOM;
 }
@@ -77,7 +86,7 @@ static int is_closed(PyObject *self)
     return closed;
 }
 
-/* As pp3_hear, to the end of the wait. INT_MIN: a signal's handler raised. */
+/* As pp3_hear, to the end of the wait. RAISED: by a signal's handler. */
 static int hear(PyObject *self, const struct call *c, uint64_t ticket, uint64_t limit_ns,
                 uint32_t stale, struct pp3_heard *to)
 {
@@ -92,7 +101,7 @@ static int hear(PyObject *self, const struct call *c, uint64_t ticket, uint64_t 
         place = pp3_hear(c->hear, c->ring, ticket, limit_ns, stale, to);
         Py_END_ALLOW_THREADS
         if (place == -EAGAIN && PyErr_CheckSignals() != 0)
-            return INT_MIN;
+            return RAISED;
         if (place == -EAGAIN && is_closed(self)) /* nobody may be left to resolve it */
             return -EBADF;
     } while (place == -EAGAIN);
@@ -121,9 +130,7 @@ static PyObject *read_round(PyObject *self, const struct call *c, PyObject *numb
     }
     found = reply->of.round;
     Py_DECREF(reply);
-    if (place >= 0 || place == INT_MIN)
-        return NULL; /* raised already */
-    return refuse(self, place, number, found);
+    return refuse(self, place >= 0 ? RAISED : place, number, found);
 }
 
 static PyObject *hearer_read(PyObject *self, PyObject *const *args, Py_ssize_t n)
