@@ -271,8 +271,6 @@ class Engine:
         A stopped process can hold its pages for ever, a dead one cannot: its pages
         come back as soon as its death is known. See ``Exhausted``.
         """
-        if code == -errno.EBADF:
-            raise RingError("ring", "an open end", "a closed one")
         if code == -errno.EDOM:
             raise ConfigError("timeout_s", "0 or more seconds", timeout_s)
         if code == -errno.ENOENT:
@@ -282,6 +280,8 @@ class Engine:
             while code == -errno.ENOBUFS and time.monotonic() < limit:
                 time.sleep(0.001)
                 code = self._ask(timeout_s)
+        if code == -errno.EBADF:
+            raise RingError("ring", "an open end", "a closed one")
         if code < 0:
             self._ring.refuse(code)
         return code

@@ -1,14 +1,16 @@
 """One call a step: what is asked is the slots as they stand, and nobody else's rows."""
 
+import errno
 import gc
 import sys
+import threading
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from scripted_worker import ScriptedWorker, honest
 
-from pp3shm import Engine, Profile, Reply, Row, Status
+from pp3shm import Engine, Profile, Rank, Reply, Row, Status
 from pp3shm.calls import Asker, Heard, Hearer, address
 from pp3shm.errors import (
     Busy,
@@ -263,6 +265,43 @@ def test_a_kept_reply_keeps_what_it_shows(worker):
         reply.__exit__(None, None, None)
 
 
+def test_a_wait_ends_when_its_rank_is_closed_by_another_thread(eventually):
+    """Not at the round's deadline, which may be far: nobody may be left to end it."""
+    profile, found = profile_of(), []
+
+    def wait(rank, ticket):
+        with pytest.raises(RingError, match="closed") as error:
+            rank.reply(ticket)
+        found.append(str(error.value))
+
+    with (
+        ScriptedWorker(profile, spoil=lambda *_: None) as worker,
+        Engine.create(profile, worker=worker.address, ranks=2) as engine,
+    ):
+        rank = Rank.attach(engine.invitation, profile, wait="futex")
+        engine.wait_ranks()
+        engine.reset(0, [1])
+        ticket = engine.step([Row(0)], timeout_s=3600)
+        waiting = threading.Thread(target=wait, args=(rank, ticket), daemon=True)
+        waiting.start()
+        eventually(lambda: engine.stats()["sleeps"] > 0, "the wait")
+        rank.close()
+        waiting.join(60)
+        assert 1 == len(found)
+
+
+def test_an_engine_closed_while_a_step_is_tried_again_says_so(
+    engine, worker, monkeypatch
+):
+    """By another thread, while a stopped proxy is replaced."""
+    rows, ask = [row(worker, 0)], engine._ask
+    codes = iter([-errno.ENOBUFS])
+    monkeypatch.setattr(engine, "_ask", lambda s: next(codes, None) or ask(s))
+    monkeypatch.setattr(engine._proxy, "replace", lambda: engine.close() or True)
+    with pytest.raises(RingError, match="closed"):
+        engine.step(rows)
+
+
 def test_no_reply_is_made_by_hand():
     for kind in (Reply, Heard):
         with pytest.raises(TypeError):
@@ -340,6 +379,18 @@ def test_numbers_of_other_types_are_tickets_too(engine, worker):
     ticket = engine.step([row(worker, 0)], timeout_s=np.float32(10))
     with engine.reply(np.int64(ticket)) as reply:
         assert ticket == reply.round
+
+
+def test_what_a_ticket_of_another_type_raises_is_raised(engine):
+    """Such as what a signal's handler does meanwhile."""
+
+    class Ticket:
+        def __index__(self):
+            raise KeyboardInterrupt
+
+    for call in (engine.reply, engine.release):
+        with pytest.raises(KeyboardInterrupt):
+            call(Ticket())
 
 
 def test_a_closed_engine_says_so(worker):

@@ -23,8 +23,8 @@
 
 #include "rounds/hear.h"
 
-/* Around what another thread's close must not come in between: an interpreter without a
- * lock of its own has one for each object. */
+/* Around what another thread must not come in between: an interpreter without a lock of
+ * its own has one for each object. */
 #ifdef Py_GIL_DISABLED
 #define PP3_LOCK(o) Py_BEGIN_CRITICAL_SECTION(o)
 #define PP3_UNLOCK() Py_END_CRITICAL_SECTION()

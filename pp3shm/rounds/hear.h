@@ -39,8 +39,8 @@ int pp3_hear(struct pp3_hear *h, struct pp3_ring *r, uint64_t ticket,
              uint64_t limit_ns, uint32_t stale, struct pp3_heard *heard);
 
 /* For who holds meanwhile what others want: spins as the policy says where the round is
- * expected soon, but no longer than most_ns, and sleeps never. True: pp3_hear will not
- * wait. */
+ * expected soon, but no longer than most_ns, and sleeps never. True: pp3_hear has its
+ * answer now, unless another process makes another round of the entry meanwhile. */
 int pp3_hear_soon(struct pp3_hear *h, struct pp3_ring *r, uint64_t ticket,
                   uint64_t limit_ns, uint64_t most_ns);
 

@@ -104,16 +104,24 @@ static PyObject *heard_views(PyObject *self, void *unused)
 
 static PyObject *heard_status(PyObject *self, void *unused)
 {
+    PyObject *status;
+
     (void)unused;
-    return or_none(((struct heard *)self)->status);
+    PP3_LOCK(self); /* another thread may set it */
+    status = or_none(((struct heard *)self)->status);
+    PP3_UNLOCK();
+    return status;
 }
 
 static int heard_set_status(PyObject *self, PyObject *value, void *unused)
 {
-    PyObject *old = ((struct heard *)self)->status;
+    PyObject *old;
 
     (void)unused;
+    PP3_LOCK(self);
+    old = ((struct heard *)self)->status;
     ((struct heard *)self)->status = Py_XNewRef(value);
+    PP3_UNLOCK();
     Py_XDECREF(old);
     return 0;
 }

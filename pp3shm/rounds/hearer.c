@@ -45,12 +45,17 @@ static void end(struct call *c)
     Py_XDECREF(c->views);
 }
 
+/* Returned in place of a return code: an error is raised already. */
+#define RAISED INT_MIN
+
 static PyObject *refuse(PyObject *self, int code, PyObject *ticket, uint64_t found)
 {
     PyObject *refuse = ((struct hearer *)self)->refuse;
-    PyObject *said = PyObject_CallFunction(refuse, "iOK", code, ticket,
-                                           (unsigned long long)found);
+    PyObject *said;
 
+    if (code == RAISED)
+        return NULL;
+    said = PyObject_CallFunction(refuse, "iOK", code, ticket, (unsigned long long)found);
     if (said) {
         Py_DECREF(said);
         PyErr_Format(PyExc_SystemError, "pp3shm: nothing was raised for %d", code);
@@ -58,29 +63,47 @@ static PyObject *refuse(PyObject *self, int code, PyObject *ticket, uint64_t fou
     return NULL;
 }
 
-/* 0, or -EDOM where it is no number that a round could have: then nothing is raised. */
+/* 0, or -EDOM where it is no number that a round could have: then nothing is raised.
+ * RAISED: what a number of Python's raised, or a signal's handler meanwhile. */
 static int ticket_of(PyObject *number, uint64_t *ticket)
 {
     if (pp3_calls_number(number, ticket) == 0)
         return 0;
+    if (!PyErr_ExceptionMatches(PyExc_TypeError) &&
+        !PyErr_ExceptionMatches(PyExc_OverflowError))
+        return RAISED;
     PyErr_Clear();
     return -EDOM;
 }
 
-/* As pp3_hear, to the end of the wait. INT_MIN: a signal's handler raised. */
-static int hear(const struct call *c, uint64_t ticket, uint64_t limit_ns, uint32_t stale,
-                struct pp3_heard *to)
+static int is_closed(PyObject *self)
+{
+    int closed;
+
+    PP3_LOCK(self);
+    closed = !((struct hearer *)self)->ring;
+    PP3_UNLOCK();
+    return closed;
+}
+
+/* As pp3_hear, to the end of the wait. RAISED: by a signal's handler. */
+static int hear(PyObject *self, const struct call *c, uint64_t ticket, uint64_t limit_ns,
+                uint32_t stale, struct pp3_heard *to)
 {
     int place;
 
-    if (pp3_hear_soon(c->hear, c->ring, ticket, limit_ns, HELD_NS))
-        return pp3_hear(c->hear, c->ring, ticket, limit_ns, stale, to);
-    do { /* it comes back now and then, for signals */
+    /* limit 0: whatever another process made of the entry meanwhile, it does not wait */
+    if (pp3_hear_soon(c->hear, c->ring, ticket, limit_ns, HELD_NS) &&
+        (place = pp3_hear(c->hear, c->ring, ticket, 0, stale, to)) != -ETIMEDOUT)
+        return place;
+    do { /* it comes back now and then, for signals and for close */
         Py_BEGIN_ALLOW_THREADS
         place = pp3_hear(c->hear, c->ring, ticket, limit_ns, stale, to);
         Py_END_ALLOW_THREADS
         if (place == -EAGAIN && PyErr_CheckSignals() != 0)
-            return INT_MIN;
+            return RAISED;
+        if (place == -EAGAIN && is_closed(self)) /* nobody may be left to resolve it */
+            return -EBADF;
     } while (place == -EAGAIN);
     return place;
 }
@@ -98,7 +121,7 @@ static PyObject *read_round(PyObject *self, const struct call *c, PyObject *numb
     /* made before the wait, which hides what that takes */
     if (!(reply = (struct heard *)PyType_GenericAlloc(h->reply, 0)))
         return NULL;
-    place = hear(c, ticket, limit_ns, stale, &reply->of);
+    place = hear(self, c, ticket, limit_ns, stale, &reply->of);
     if (place >= 0) {
         reply->hearer = Py_NewRef(self);
         reply->views = Py_XNewRef(PyTuple_GetItem(c->views, place));
@@ -107,9 +130,7 @@ static PyObject *read_round(PyObject *self, const struct call *c, PyObject *numb
     }
     found = reply->of.round;
     Py_DECREF(reply);
-    if (place >= 0 || place == INT_MIN)
-        return NULL; /* raised already */
-    return refuse(self, place, number, found);
+    return refuse(self, place >= 0 ? RAISED : place, number, found);
 }
 
 static PyObject *hearer_read(PyObject *self, PyObject *const *args, Py_ssize_t n)

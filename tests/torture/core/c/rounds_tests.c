@@ -132,6 +132,7 @@ static void it_is_known_whether_a_call_would_wait(void)
         EQUAL(soon(&s, t, pp3_now() + 1000), 0);
         EQUAL(soon(&s, t, UINT64_MAX), 0);
         EQUAL(s.hear.waiting, t);
+        EQUAL(hear(&s, t, 0, 0), -ETIMEDOUT); /* what was there is gone: no wait */
         EQUAL(pp3_counter(s.w.engine, PP3_COUNT_SLEPT), 0);
         EQUAL(publish(&s, t), t);
         EQUAL(soon(&s, t, UINT64_MAX), 1);
