@@ -106,12 +106,13 @@ def _switches_the_gil_on() -> bool:
     """True where importing hdrhistogram would take free threads from its user.
 
     The releases there are say nothing of free-threaded CPython, and such a module
-    switches the lock on for the whole process. Not where it is on anyway, where it was
-    forced off (``PYTHON_GIL=0``, ``-X gil=0``), or where the user has imported it.
+    switches the lock on for the whole process. Not where it was forced on or off
+    (``PYTHON_GIL``, ``-X gil``), or where the user has imported it. Whether it is on at
+    the moment does not tell: it is while any extension module is being imported.
     """
-    if getattr(sys, "_is_gil_enabled", lambda: True)() or "pyhdrh" in sys.modules:
+    if "t" not in sys.abiflags or "pyhdrh" in sys.modules:
         return False
-    return getattr(sys.flags, "gil", None) != 0
+    return getattr(sys.flags, "gil", None) is None
 
 
 def _histogram_type() -> Any:

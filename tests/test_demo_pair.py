@@ -79,13 +79,14 @@ def test_the_worker_loads_the_pairs_drafter(pair: ModelPair, tmp_path: Path) -> 
     assert isinstance(found, EnvironmentDrafter)
 
 
+@pytest.mark.filterwarnings("ignore:Generating overly large repr")  # the pair's
 @given(st.integers(1, 8), st.integers(1, 40))
 def test_prompts_are_as_many_and_as_long_as_asked(
     pair: ModelPair, count: int, length: int
 ) -> None:
     prompts = pair.prompts(count, length)
     assert [len(p) for p in prompts] == [length] * count
-    assert len({p.tobytes() for p in prompts}) == count or length < 4
+    assert len({p.tobytes() for p in prompts}) == count or length < 8
     assert all(pair.decode(p) in pair.held_out_text for p in prompts)
 
 

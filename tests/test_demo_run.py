@@ -100,7 +100,7 @@ def reported(*words, depth=5, **how):
         ([], 4, 5, 400),
         (["--proxy=thread"], 4, 5, 400),
         (["--link=region", "--wait=futex"], 4, 5, 400),
-        (["--requests=1", "--check-rounds=200"], 1, 5, 200),
+        (["--requests=1", "--check-rounds=300"], 1, 5, 300),
         (["--depth=4"], 4, 4, 400),
         (["--temperature=1.5", "--seed=9", "--check-rounds=300"], 4, 5, 1200),
     ],
@@ -388,7 +388,7 @@ def test_a_text_without_a_choice_shows_no_control_and_says_so_at_once(tmp_path):
         (["--temperature=nan"], ["--temperature: expected", "found nan"]),
         (["--temperature=inf"], ["--temperature: expected", "found inf"]),
         (["--temperature=1e-9"], ["--temperature: expected", "found 1e-09"]),
-        (["--temperature=0.01"], ["text and --temperature: expected some at which"]),
+        (["--temperature=0.02"], ["text and --temperature: expected some at which"]),
         (["--temperature=0.001"], ["laws: expected two that differ"]),
         (["--kill-proxy", "--proxy=thread"], ["--kill-proxy", "--proxy thread"]),
         (["--kill-proxy", "--link=region"], ["--kill-proxy", "--link region"]),
@@ -419,6 +419,8 @@ def test_an_option_out_of_range_is_refused_by_its_name(words, says):
 def test_a_package_that_is_missing_is_named_with_the_extra_that_brings_it(
     tmp_path, packages, words, says
 ):
+    if "transformers" in packages:
+        pytest.importorskip("torch")  # it is asked for first
     refused("demo", *BRIEF, *words, env=blocking(tmp_path, *packages), says=says)
 
 

@@ -466,7 +466,7 @@ def test_names_unlinked_under_a_running_engine_stop_nothing():
         for name in names:
             name.unlink()
         record = region.record_for(RANK, rank=2)
-        with pytest.raises(RegionError, match=f"{region.prefix}-control.*No .* exists"):
+        with pytest.raises(RegionError, match=f"{region.prefix}-control.*No such file"):
             Region.attach_named(record, region.prefix)
         # Descriptors are handed over, so that names are not needed.
         with RankProcess(engine.invitation, profile) as second:
