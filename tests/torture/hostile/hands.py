@@ -7,6 +7,7 @@ import signal
 import struct
 
 from pp3shm._core import lib
+from pp3shm.calls import Hearer, address
 from pp3shm.engine import Engine
 from pp3shm.layout.profile import Profile
 from pp3shm.layout.reply import ReplyLayout
@@ -14,7 +15,7 @@ from pp3shm.parts import Choices, Parts, _make_ring
 from pp3shm.proxy.board import Board
 from pp3shm.proxy.counters import INDEX
 from pp3shm.rank import Rank
-from pp3shm.reply import ReplyReader
+from pp3shm.reply import Reply, ReplyReader
 from pp3shm.ring.record import SEGMENTS
 from pp3shm.ring.ring import ProxyEnd, RankEnd
 from pp3shm.ring.waiting import Waiting
@@ -46,16 +47,18 @@ class NoProxy:
 
 
 class Timed:
-    """A page's round that somebody writes right after each look at it."""
+    """A page's round that somebody writes after the core has looked at it.
+
+    So it shows another one to whoever looks again, which nobody must.
+    """
 
     def __init__(self, round_, luck):
         self.round, self.luck = round_, luck
 
     def __int__(self):
-        shown = int(self.round)
         if self.luck.random() < 0.3:
             self.round[...] = self.luck.choice(EDGES)
-        return shown
+        return int(self.round)
 
 
 class Hands:
@@ -87,10 +90,21 @@ class Hands:
     def time_the_writer(self):
         """What the readers load twice will differ."""
         pages = [LAYOUT.views(view) for view in self.proxy._page]
-        for reader in (self.engine._reader, self.rank._reader):
+        for user in (self.engine, self.rank):
+            reader = user._reader
+            views = [LAYOUT.views(buffer) for buffer in reader.buffers]
             for place, page in enumerate(pages):
                 timed = Timed(page.round, self.luck)
-                reader._views[place] = reader._views[place]._replace(round=timed)
+                views[place] = views[place]._replace(round=timed)
+            ring = address(reader._end.handle)
+            before = reader._hearer  # keeps what the new one needs
+            hearer = Hearer(
+                address(reader._c), ring, before, tuple(views), reader._refuse, Reply
+            )
+            reader._hearer, reader.read, reader.release = (
+                hearer, hearer.read, hearer.release,
+            )  # fmt: skip
+        self.engine._read = self.engine._reader.read
 
     # -- hostile hands -------------------------------------------------------------
 

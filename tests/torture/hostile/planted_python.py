@@ -2,20 +2,13 @@
 
 from pp3shm.proxy.board import Board
 from pp3shm.proxy.state import SessionState
-from pp3shm.reply import ReplyReader
+from pp3shm.reply import Reply
 from pp3shm.ring.ring import EngineEnd, ProxyEnd
 
 
 def _round_read_twice():
     """The round of a reply is read from the page again after it was compared."""
-    right = ReplyReader.read
-
-    def wrong(self, *rest, **named):
-        reply = right(self, *rest, **named)
-        reply.round = int(reply._views.round)
-        return reply
-
-    ReplyReader.read = wrong
+    Reply.round = property(lambda self: int(self._views.round))
 
 
 def _request_by_word():
