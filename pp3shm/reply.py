@@ -195,9 +195,9 @@ class ReplyReader:
         return {name: n for part in self.adopted for name, n in part.stats().items()}
 
     def close(self) -> None:
-        """Let go of every view, and of what lives on the buffers before."""
+        """Read no more, let go of what lives on the buffers, and then of these."""
+        self._hearer.close()
         with contextlib.ExitStack() as last_to_first:
-            last_to_first.callback(self._hearer.close)
             last_to_first.callback(self.buffers.clear)
             while self.adopted:
                 last_to_first.callback(self.adopted.pop().close)

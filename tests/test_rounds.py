@@ -375,6 +375,21 @@ def test_a_commit_that_is_refused_changes_nothing(engine, worker, slot, tokens, 
     assert (9,) == asked(engine, worker, [row(worker, 0)]).rows[0].committed
 
 
+def test_what_lives_on_the_buffers_is_closed_when_nobody_reads_them(engine, worker):
+    """A page that CUDA knows no more is not handed out."""
+    ticket, seen = engine.step([row(worker, 0)], timeout_s=10), []
+
+    def close():
+        seen.append(len(engine.buffers[0]))
+        with pytest.raises(RingError, match="closed"):
+            engine.reply(ticket)
+
+    engine.adopt(SimpleNamespace(stats=dict, close=close))
+    engine.close()
+    assert 1 == len(seen)
+    assert seen[0] > 0
+
+
 def test_numbers_of_other_types_are_tickets_too(engine, worker):
     ticket = engine.step([row(worker, 0)], timeout_s=np.float32(10))
     with engine.reply(np.int64(ticket)) as reply:
