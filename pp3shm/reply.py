@@ -57,6 +57,14 @@ class Reply(Heard):
 
     __slots__ = ()
 
+    def __reduce__(self) -> NoReturn:
+        """Neither copied nor pickled: it shows a page, and only while that is held.
+
+        Raises:
+            TypeError: always.
+        """
+        raise TypeError("Reply: expected its arrays to be copied, found itself")
+
     @property
     def status(self) -> NDArray[np.int32]:
         """(max_slots,) int32, a ``Status`` per slot, a copy of the page's."""

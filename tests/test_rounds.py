@@ -1,9 +1,12 @@
 """One call a step: what is asked is the slots as they stand, and nobody else's rows."""
 
+import copy
 import errno
 import gc
+import pickle
 import sys
 import threading
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -300,6 +303,26 @@ def test_an_engine_closed_while_a_step_is_tried_again_says_so(
     monkeypatch.setattr(engine._proxy, "replace", lambda: engine.close() or True)
     with pytest.raises(RingError, match="closed"):
         engine.step(rows)
+
+
+@pytest.mark.parametrize(
+    "way",
+    [
+        copy.copy,
+        copy.deepcopy,
+        *(
+            partial(pickle.dumps, protocol=n)
+            for n in range(pickle.HIGHEST_PROTOCOL + 1)
+        ),
+    ],
+)
+def test_no_reply_is_copied_as_a_whole(engine, worker, way):
+    ticket = engine.step([row(worker, 0)], timeout_s=10)
+    with (
+        engine.reply(ticket) as reply,
+        pytest.raises(TypeError, match="its arrays to be copied"),
+    ):
+        way(reply)
 
 
 def test_no_reply_is_made_by_hand():
