@@ -244,6 +244,22 @@ def test_the_device_is_that_of_the_connection_or_the_one_named(
 
 
 @pytest.mark.parametrize(
+    ("ip", "index", "most"), [("10.0.0.1", None, 2), ("", None, 2), ("10.0.0.1", 1, 2)]
+)
+def test_a_table_is_read_no_further_than_to_the_gid_that_is_taken(
+    monkeypatch, tmp_path, ip, index, most
+):
+    """Every session begins there, and a table has a thousand files."""
+    there = [(LOCAL, "RoCE v2"), (gid_of("10.0.0.1"), "RoCE v2")]
+    sysfs(tmp_path, {"mlx5_0": there + [(EMPTY, "")] * 200})
+    monkeypatch.setattr(gids, "INFINIBAND", tmp_path)
+    read, seen = gids._read, []
+    monkeypatch.setattr(gids, "_read", lambda path: seen.append(path) or read(path))
+    assert 1 == gids.choose(ip, "mlx5_0", index).gid.number
+    assert most == len({path for path in seen if "/gids/" in path})
+
+
+@pytest.mark.parametrize(
     ("ip", "device", "index", "says"),
     [
         ("192.168.0.1", "", None, "a GID of 192.168.0.1"),

@@ -615,6 +615,28 @@ def test_a_write_that_never_completes_ends_the_session(
         eventually(lambda: served(engine) is Status.OK)
 
 
+def test_a_worker_whose_device_reports_nothing_ends_its_session_though_nothing_comes(
+    net, eventually, monkeypatch
+):
+    """Its replies do not leave, every slot is in quarantine, so no STEP wakes it."""
+    monkeypatch.setattr("pp3shm.link.lane.OVERDUE_S", 0.7)
+    ours = profile()
+    with (
+        Worker(TableDrafter(table()), ours, ["rdma://127.0.0.1:0"]) as worker,
+        engine_of(worker, ours) as engine,
+    ):
+        assert Status.OK is served(engine)
+        worker_end, _ = net.newest()
+        worker_end.write = lambda *_: None
+        rows = [Row(slot=0, sampled=True)]
+        for ticket in [engine.step(rows, timeout_s=LATE_S) for _ in range(ROUNDS)]:
+            engine.reply(ticket, timeout_s=5)
+            engine.release(ticket)
+        eventually(lambda: worker.stats().get("connections_lost"))
+        eventually(lambda: served(engine) is Status.OK)
+        assert 0 == engine.stats()["slots_held"]
+
+
 def test_memory_of_a_pair_that_cannot_be_destroyed_is_kept_and_counted(
     net, script, eventually
 ):

@@ -2,7 +2,7 @@
 
 import ipaddress
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -62,14 +62,22 @@ class Place(NamedTuple):
 
 
 def ports(device: str = "") -> Iterator[Port]:
-    """Those of a device, or of all, by name."""
-    for path in sorted(INFINIBAND.glob(f"{device or '*'}/ports/*")):
-        name, number = path.parents[1].name, int(path.name)
+    """Those of a device, or of all, by name, each with its whole table."""
+    for path, name, number in _folders(device):
         yield Port(name, number, _read(f"{path}/state"), tuple(_gids(path)))
+
+
+def _folders(device: str) -> Iterator[tuple[Path, str, int]]:
+    """Where the kernel shows each port; its device and number."""
+    for path in sorted(INFINIBAND.glob(f"{device or '*'}/ports/*")):
+        yield path, path.parents[1].name, int(path.name)
 
 
 def choose(ip: str, device: str = "", gid_index: int | None = None) -> Place:
     """The device, port and GID for a side of a connection.
+
+    A table is read no further than to the GID that is taken: it has up to a thousand
+    entries, each a file, and every session begins here.
 
     Args:
         ip: this side's address of the connection; empty: none.
@@ -79,28 +87,40 @@ def choose(ip: str, device: str = "", gid_index: int | None = None) -> Place:
     Raises:
         LinkError: no such device, or none whose GID fits; the error says what there is.
     """
-    there = [
-        Place(port.device, port.number, gid)
-        for port in ports(device)
-        for gid in port.gids
-    ]
-    # RoCE v2 before v1, which no router passes; then in the table's order.
-    there.sort(key=lambda place: (place.gid.kind != ROCE_2, place.gid.number))
-    wanted = _ip(ip)
-    for fits in (
-        lambda place: gid_index is not None and place.gid.number == gid_index,
-        lambda place: gid_index is None and _ip(place.gid.ip) == wanted,
-        lambda place: gid_index is None and device and "." in place.gid.ip,
-    ):
-        found = next(filter(fits, there), None)
-        if found is not None:
-            return found
+    wanted, found = _ip(ip), None
+    if gid_index is not None:
+        found = _first(device, lambda gid: gid.number == gid_index)
+    elif wanted is not None:
+        found = _first(device, lambda gid: _ip(gid.ip) == wanted)
+    if found is None and device and gid_index is None:
+        found = _first(device, lambda gid: "." in gid.ip)
+    if found is not None:
+        return found
     expected = f"a GID of {ip or 'an IP address'}" if gid_index is None else "that GID"
-    seen = ", ".join(f"{p.device} GID {p.gid.number} {p.gid.ip}" for p in there)
+    there = [(port.device, gid) for port in ports(device) for gid in port.gids]
+    there.sort(key=lambda one: _rank(one[1]))
+    seen = ", ".join(f"{name} GID {gid.number} {gid.ip}" for name, gid in there)
     raise LinkError(
         f"rdma {device or 'device'}: expected {expected}, found {seen or 'no device'} "
         "(rdma://host:port/device/gid-index names one; pp3shm doctor lists them)"
     )
+
+
+def _rank(gid: Gid) -> tuple[bool, int]:
+    """RoCE v2 before v1, which no router passes; then in the table's order."""
+    return gid.kind != ROCE_2, gid.number
+
+
+def _first(device: str, fits: Callable[[Gid], bool]) -> Place | None:
+    """The best GID that fits, of all ports; by name where two are alike."""
+    best: Place | None = None
+    for path, name, number in _folders(device):
+        for gid in filter(fits, _gids(path)):
+            if best is None or _rank(gid) < _rank(best.gid):
+                best = Place(name, number, gid)
+            if gid.kind == ROCE_2:
+                break  # none behind it in this table comes before it
+    return best
 
 
 def _ip(text: str) -> object:

@@ -47,6 +47,15 @@ class Lane:
         """Slots whose write of ours has not completed: ``send`` from one waits."""
         return self._posted.keys()
 
+    @property
+    def due(self) -> float:
+        """When the oldest of our writes is overdue, on the clock of ``time.monotonic``.
+
+        Infinity: none is under way. Who waits for the descriptor looks at it then: a
+        device that reports nothing makes nothing readable.
+        """
+        return min(self._posted.values(), default=float("inf")) + OVERDUE_S
+
     def fileno(self) -> int:
         """The descriptor to poll; readable means that ``take`` may give something."""
         return self._end.fileno()
@@ -94,13 +103,11 @@ class Lane:
             LinkError: a write failed, or one of ours is overdue.
         """
         self._look()
-        if self._posted:
-            oldest = min(self._posted.values())
-            if time.monotonic() - oldest > OVERDUE_S:
-                raise LinkError(
-                    f"{self._name}: expected a write to complete within "
-                    f"{OVERDUE_S:g} s, found it under way"
-                )
+        if time.monotonic() >= self.due:
+            raise LinkError(
+                f"{self._name}: expected a write to complete within "
+                f"{OVERDUE_S:g} s, found it under way"
+            )
         came, self._came = self._came, []
         return came
 

@@ -144,7 +144,7 @@ class StagedFrames:
             if frame is not None:
                 return frame
             deadline = self._deadline(idle_deadline, frame_s)
-            if self._wait(deadline, stop):
+            if self._wait(min(deadline, self._lane.due), stop):
                 return None
             if time.monotonic() >= deadline:
                 raise LinkError(
