@@ -148,6 +148,16 @@ def planted(args):
     return missed
 
 
+def end_with_the_kernel():
+    """A guest whose kernel hangs ends at once, and not at the lab's time-out.
+
+    Linux 6.1's soft-RoCE can spin for ever where it destroys a queue pair whose packets
+    are still being worked on: no process is left then to say so.
+    """
+    Path("/proc/sys/kernel/watchdog_thresh").write_text("15", encoding="ascii")
+    Path("/proc/sys/kernel/softlockup_panic").write_text("1", encoding="ascii")
+
+
 def lines(log):
     """Those of the journal."""
     if not log.exists():
@@ -186,6 +196,7 @@ def main():
     if args.summary:
         return summary(args)
     rdma.require("storm")
+    end_with_the_kernel()
     return min(1, planted(args)) if args.planted else run(args)
 
 
