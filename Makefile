@@ -50,7 +50,7 @@ demo-rdma: $(VENV)/.package
 	  --tokens=40 --check-rounds=200 $(ARGS) || test $$? = 77
 
 # Kills, stops and cut links, some minutes of them at each call, a thousand in all:
-# .storm/storm.jsonl. On a kernel whose soft-RoCE does not hang on them.
+# .storm/storm.jsonl. Linux 6.1 can hang under it: docs/rdma.md.
 storm-rdma: $(VENV)/.dev-packages $(VENV)/.package
 	@mkdir -p .storm
 	@PP3_LAB_KERNEL=linux-image-6.12-amd64 $(LAB) --timeout 900 -- \
