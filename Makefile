@@ -12,7 +12,7 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check -q
 SOURCES := $(shell find pp3shm -name '*.py' -o -name '*.pyi' -o -name '*.[ch]' -o -name '*.cdef') \
 	pyproject.toml setup.py MANIFEST.in
 
-.PHONY: demo test test-rdma demo-rdma bench bench-compute weak-memory tools torture torture-long qualify lint clean
+.PHONY: demo test test-rdma demo-rdma storm-rdma bench bench-compute weak-memory tools torture torture-long qualify lint clean
 .DELETE_ON_ERROR:
 
 $(BIN)/python:
@@ -53,6 +53,14 @@ demo-rdma: $(VENV)/.package
 	@$(LAB) --pair --timeout 400 -- sh tests/rdma/demo.sh "$(CURDIR)/$(BIN)/pp3shm" \
 	  --tokens=40 --check-rounds=200 $(ARGS) || test $$? = 77
 
+# Kills, stops and cut links, some minutes of them at each call, a thousand in all:
+# .storm/storm.jsonl. Linux 6.1 can hang under it: docs/rdma.md.
+storm-rdma: $(VENV)/.dev-packages $(VENV)/.package
+	@mkdir -p .storm
+	@PP3_LAB_KERNEL=linux-image-6.12-amd64 $(LAB) --timeout 900 -- \
+	  $(CURDIR)/$(BIN)/python tests/rdma/storm.py --minutes 8 --directory .storm $(ARGS) \
+	  || test $$? = 77
+
 bench: $(VENV)/.dev-packages $(VENV)/.package
 	$(BIN)/python -P -m pytest benchmarks
 	@for file in benchmarks/bench_*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
@@ -89,4 +97,4 @@ lint: $(VENV)/.dev-packages $(VENV)/.package
 	PYTHON=$(BIN)/python sh tools/warnings.sh
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .torture qualified bench-results
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .storm .torture qualified bench-results

@@ -11,8 +11,4 @@ here=$(dirname "$0")
 if [ "$PP3_LAB_HOST" = 1 ]; then
     exec "$python" -P "$here/host1.py"
 fi
-"$python" -P -m pytest -p no:cacheprovider -p no:benchmark -p no:anyio -p no:hypothesispytest --timeout 300 -rs "$here" "$@" || exit
-# A minute of the storm, where the whole was asked for and there is one guest.
-if [ $# = 0 ] && [ "$PP3_LAB_PAIR" = 0 ]; then
-    exec "$python" "$here/storm.py" --minutes 1 --directory "${TMPDIR:-/tmp}"
-fi
+exec "$python" -P -m pytest -p no:cacheprovider -p no:benchmark -p no:anyio -p no:hypothesispytest --timeout 300 -rs "$here" "$@"

@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-PACKAGE = "linux-image-amd64"
+PACKAGE = os.environ.get("PP3_LAB_KERNEL", "linux-image-amd64")
 WANTED = (
     "drivers/infiniband",
     "drivers/virtio",
