@@ -250,7 +250,7 @@ def test_one_reply_after_another_leaves_nothing_behind(engine, worker):
     rounds()
     assert before == counts()
     assert 2 * 50 * 7 == len(refused)
-    assert not any(isinstance(one, Reply) for one in gc.get_objects())
+    assert Reply not in {type(one) for one in gc.get_objects()}
 
 
 def test_a_kept_reply_keeps_what_it_shows(worker):

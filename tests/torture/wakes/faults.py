@@ -86,7 +86,11 @@ EDITS = (
     Edit(
         ENGINE,
         _BELL,
-        f"    uint32_t early = PP3_LOAD(&r->header->work_waiters, relaxed);\n{_BELL}",
+        # Some time between the two, else it shows only where both run freely.
+        "    uint32_t early = PP3_LOAD(&r->header->work_waiters, relaxed);\n"
+        "    if (PP3_FAULT(7))\n"
+        "        for (uint64_t i = t % 64 * 32; i > 0; i--)\n"
+        f"            PP3_PAUSE();\n{_BELL}",
     ),
     Edit(
         ENGINE,
