@@ -140,6 +140,18 @@ class RegionGuest:
         self.link.close()
 
 
+def pages_given(engine, rounds=6):
+    """Pages of some rounds that nobody answers."""
+    seen = set()
+    for _ in range(rounds):
+        with contextlib.suppress(Busy, Exhausted):
+            ticket = engine.step([Row(0)], timeout_s=0.01)
+            seen.add(engine._ring.word(ticket) >> 8 & 4095)
+            engine.reply(ticket)
+            engine.release(ticket)
+    return seen
+
+
 def expect_fenced_page_kept(engine, pid, eventually):
     """Whoever has a round is stopped past its deadline: no other round gets its page.
 
@@ -163,13 +175,7 @@ def expect_fenced_page_kept(engine, pid, eventually):
         with engine.reply(ticket) as reply:
             fenced = reply.failed == Status.TIMEOUT
     page = engine._ring.word(ticket) >> 8 & 4095
-    seen = set()
-    for _ in range(20):
-        with contextlib.suppress(Busy, Exhausted):
-            later = engine.step([Row(0)], timeout_s=0.005)
-            seen.add(engine._ring.word(later) >> 8 & 4095)
-            engine.reply(later)
-            engine.release(later)
+    seen = pages_given(engine, 20)
     assert seen
     assert page not in seen
     assert engine.stats()["quarantined"] >= 1

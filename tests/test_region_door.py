@@ -9,10 +9,10 @@ import threading
 import time
 
 import pytest
-from far_ends import RegionGuest, RegionProcess, table
+from far_ends import RegionGuest, RegionProcess, pages_given, table
 
 from pp3shm import Engine, Profile, Row, Status
-from pp3shm.errors import Busy, Exhausted, LinkError, ProfileError, RingError
+from pp3shm.errors import Exhausted, LinkError, ProfileError, RingError
 from pp3shm.link.address import parse_door
 from pp3shm.link.socket import connect
 from pp3shm.proxy import door, holder, vacant
@@ -79,18 +79,6 @@ def failing(monkeypatch, place, name, error, times):
 
 
 # -- it has the region until its end is known ------------------------------------------
-
-
-def pages_given(engine, rounds=6):
-    """Pages of some rounds that nobody answers."""
-    seen = set()
-    for _ in range(rounds):
-        with contextlib.suppress(Busy, Exhausted):
-            ticket = engine.step([Row(0)], timeout_s=0.01)
-            seen.add(engine._ring.word(ticket) >> 8 & 4095)
-            engine.reply(ticket)
-            engine.release(ticket)
-    return seen
 
 
 def fenced(engine, guest, eventually):
