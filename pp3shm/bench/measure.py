@@ -1,10 +1,8 @@
 """What is measured of a subject, and how: rounds, floods, CPU use, quantiles."""
 
-import contextlib
-import gc
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -100,19 +98,6 @@ class Usage:
         }
 
 
-@contextlib.contextmanager
-def uncollected() -> Iterator[None]:
-    """No turn of the garbage collector in here, as ``timeit`` has it."""
-    before = gc.isenabled()
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if before:
-            gc.enable()
-
-
 def rounds_of(
     once: Callable[[], int],
     sizes: Sizes,
@@ -131,13 +116,12 @@ def rounds_of(
     for _ in range(min(sizes.warm, count)):
         once()
     spent: list[int] = []
-    with uncollected():
-        usage, until = Usage(pids), time.monotonic() + sizes.seconds
-        while len(spent) < count and (len(spent) < 20 or time.monotonic() < until):
-            if pause_s:
-                time.sleep(pause_s)
-            spent.append(once())
-        return Found(spent, usage.shares())
+    usage, until = Usage(pids), time.monotonic() + sizes.seconds
+    while len(spent) < count and (len(spent) < 20 or time.monotonic() < until):
+        if pause_s:
+            time.sleep(pause_s)
+        spent.append(once())
+    return Found(spent, usage.shares())
 
 
 def flood_of(

@@ -15,10 +15,12 @@ import os
 import signal
 import threading
 import time
+from array import array
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pp3shm.bench import exchange
 from pp3shm.bench.drafter import TICKET_BYTES
@@ -73,7 +75,8 @@ class Rounds:
         self._slots = range(engine.profile.max_slots)
         self._rows = [Row(slot, user_seed=7) for slot in self._slots]
         self._open: list[int] = []
-        self.stages: list[list[int]] = []
+        # Numbers and no objects: what is kept must not set the collector going.
+        self._stamps = array("q")
         self.steps: list[int] = []
         for slot in self._slots:
             engine.reset(slot, exchange.COMMITTED)
@@ -99,7 +102,7 @@ class Rounds:
         end = time.monotonic_ns()
         expect_whole(reply)
         if reply.trace is not None:
-            self.stages.append([start, *reply.trace, end])
+            self._stamps.extend((start, *reply.trace, end))
         self.steps.append(asked - start)
         for slot in self._slots:
             engine.commit(slot, exchange.COMMITTED)
@@ -139,14 +142,19 @@ class Rounds:
         with self._engine.reply(self._open.pop(0)) as reply:
             expect_whole(reply)
 
-    def stage_medians(self) -> dict[str, float]:
-        """Nanoseconds of each stage."""
-        steps = np.diff(np.array(self.stages), axis=1)
+    def stamps(self, last: int) -> NDArray[np.int64]:
+        """(at most last, 6): of the last rounds that were answered, nanoseconds."""
+        return np.array(self._stamps).reshape(-1, len(STAGES) + 1)[-last:]
+
+    def stage_medians(self, last: int) -> dict[str, float]:
+        """Nanoseconds of each stage, of the last rounds."""
+        steps = np.diff(self.stamps(last), axis=1)
         return {name: median(steps[:, i].tolist()) for i, name in enumerate(STAGES)}
 
-    def notes(self) -> dict[str, float]:
+    def notes(self, last: int) -> dict[str, float]:
         """What the call of ``step`` takes, and the way from it to the checked page."""
-        checked = [stages[4] - stages[0] for stages in self.stages]
+        stamps = self.stamps(last)
+        checked = stamps[:, 4] - stamps[:, 0]
         p50, p99 = np.quantile(checked, [0.5, 0.99]) * 1e-3
         return {
             "step_p50_us": median(self.steps) * 1e-3,
@@ -202,9 +210,8 @@ class Plain:
             if self._busy:
                 stack.enter_context(_busy_thread())
             found = rounds_of(rounds.once, sizes, running.pids() | pids, self._pause_s)
-            rounds.stages = rounds.stages[-len(found.ns) :]
-            found.stages = rounds.stage_medians()
-            found.notes = rounds.notes()
+            found.stages = rounds.stage_medians(len(found.ns))
+            found.notes = rounds.notes(len(found.ns))
             if not (self._pause_s or self._busy or self._where):
                 found.per_second = flood_of(
                     rounds.ask, rounds.hear, sizes, ROUNDS_IN_RING
